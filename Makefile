@@ -1,0 +1,83 @@
+# Everything starts here, from nothing but python3 and make. `make` alone lists the commands.
+#
+#   TORCH_INDEX=URL   where torch comes from; see "Without a GPU" in README.md
+#   PYTHON=path       the Python that makes .venv (3.11, 3.12 or 3.13; found by itself if not given)
+#   PY=python3        use this Python as it is: no .venv, nothing installed
+#   JOBS=2            how many test processes
+#   ARGS="..."        passed on to the command: make lab ARGS="--port 9000", make test-gpu ARGS="-k merge"
+
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+
+ifdef PY
+SETUP :=
+TYPOS := typos
+else
+PY := $(VENV)/bin/python
+SETUP := $(VENV)/.pkv-setup
+TYPOS := $(VENV)/bin/typos
+endif
+
+# Tests run as on a machine without a GPU, so that they prove the same thing everywhere; test-gpu uses the GPU.
+ON_CPU := CUDA_VISIBLE_DEVICES=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lab demo test lint test-all test-gpu clean
+
+help: ## list the commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+lab: $(SETUP) ## open JupyterLab at the lessons
+	@$(PY) -m pkv lab $(ARGS)
+
+demo: $(SETUP) ## run every stage on one ragged batch and check it
+	@$(PY) -m pkv demo $(ARGS)
+
+test: lint ## lint, types, spelling, unit tests, each notebook once (CPU, minutes)
+	$(ON_CPU) $(PY) -m pytest -n $(JOBS) -m "not gpu and not slow and not browser" $(ARGS)
+
+lint: $(SETUP) ## format, lint, types and spelling only
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(TYPOS)
+
+test-all: $(SETUP) ## the slower proofs that `make test` leaves out; run that first
+	$(ON_CPU) $(PY) -m pytest -n $(JOBS) -m "not gpu and (slow or browser)" $(ARGS)
+
+test-gpu: $(SETUP) ## the tests that need a CUDA GPU (skipped, with a reason, where there is none)
+	$(PY) -m pytest -m gpu $(ARGS)
+
+clean: ## remove .venv and everything that was built
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+ifneq ($(SETUP),)
+setup: $(SETUP) ## make .venv and install into it (every command does this by itself)
+
+$(SETUP): pyproject.toml constraints.txt
+	@if [ ! -x $(VENV)/bin/pip ]; then \
+	  for candidate in $(PYTHON) python3 python3.13 python3.12 python3.11 none; do \
+	    if [ $$candidate = none ]; then \
+	      echo 'pkv needs Python 3.11, 3.12 or 3.13 with its venv module, and found none.' >&2; \
+	      echo 'Debian or Ubuntu: apt install python3 python3-venv. Then, if need be: make PYTHON=/path/to/python3.12 setup' >&2; \
+	      exit 1; \
+	    fi; \
+	    if $$candidate -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; \
+	    then break; fi; \
+	  done; \
+	  echo "Making $(VENV) with $$($$candidate --version). The first time takes a few minutes."; \
+	  $$candidate -m venv $(VENV); \
+	fi
+ifneq ($(TORCH_INDEX),)
+	$(PY) -m pip install --quiet --no-deps --constraint constraints.txt --index-url $(TORCH_INDEX) torch
+endif
+	@extras=lessons,test,dev; \
+	if nvidia-smi >/dev/null 2>&1; then extras=$$extras,gpu; fi; \
+	set -x; $(PY) -m pip install --quiet --constraint constraints.txt --editable ".[$$extras]"
+	@touch $@
+else
+setup:
+	@echo 'PY is set: $(PY) is used as it is.'
+endif

@@ -1,0 +1,259 @@
+"""The project's own files agree with one another, and its wheel works outside the clone."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+CONDA_EXTRAS = ["lessons", "gpu", "test"]
+
+
+def by_name(lines: list[str]) -> dict[str, Requirement]:
+    requirements = [Requirement(line) for line in lines]
+    return {canonicalize_name(requirement.name): requirement for requirement in requirements}
+
+
+def constraints() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def conda() -> tuple[list[str], list[str]]:
+    """The conda packages and the pip lines of environment.yml."""
+    document = yaml.safe_load((ROOT / "environment.yml").read_text())
+    sections = [entry["pip"] for entry in document["dependencies"] if isinstance(entry, dict)]
+    assert len(sections) == 1, "one pip section"
+    return [entry for entry in document["dependencies"] if isinstance(entry, str)], sections[0]
+
+
+def test_environment_asks_for_what_pyproject_asks_for():
+    _, pip_lines = conda()
+    assert pip_lines[0] == "--constraint constraints.txt"
+    assert pip_lines[-1] == f"-e .[{','.join(CONDA_EXTRAS)}]"
+    listed = by_name(pip_lines[1:-1])
+    wanted = by_name(PROJECT["dependencies"] + [line for extra in CONDA_EXTRAS for line in EXTRAS[extra]])
+    assert sorted(listed) == sorted(wanted)
+    different = [name for name in wanted if listed[name].specifier != wanted[name].specifier]
+    assert not different, f"environment.yml and pyproject.toml give other ranges for {different}"
+
+
+def test_environment_takes_python_and_compilers_from_conda_forge_only():
+    document = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert document["channels"] == ["conda-forge", "nodefaults"]
+    packages = {entry.split("=")[0]: entry for entry in conda()[0]}
+    assert {"python", "pip", "cxx-compiler", "cuda-nvcc", "ninja", "make", "git"} == set(packages)
+    assert packages["python"].removeprefix("python=") + ".0" in SpecifierSet(PROJECT["requires-python"])
+
+
+def test_constraints_pin_every_dependency_within_its_range():
+    pins = constraints()
+    wanted = by_name(PROJECT["dependencies"] + [line for lines in EXTRAS.values() for line in lines])
+    assert not [name for name in wanted if name not in pins]
+    outside = [f"{name}=={pins[name]}" for name in wanted if pins[name] not in wanted[name].specifier]
+    assert not outside
+
+
+def test_constraints_hold_on_other_machines():
+    pins = constraints()
+    assert not [name for name, version in pins.items() if "+" in version], "a local version exists on one machine"
+    assert not [name for name in pins if name.startswith(("nvidia-", "cuda-"))], "only a CUDA build brings these"
+    assert "pkv" not in pins
+
+
+def test_every_make_command_in_the_prose_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for name in ["README.md", "CONTRIBUTING.md", "Dockerfile", "environment.yml", ".ci/run"]:
+        named = set(re.findall(r"(?:`|^\s*|\"|RUN |&& )make ([a-z][a-z-]*)", (ROOT / name).read_text(), re.MULTILINE))
+        assert named <= targets, f"{name}: {named - targets}"
+    assert {"lab", "test"} <= set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text()))
+
+
+def test_make_alone_lists_the_commands():
+    out = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30).stdout
+    for target in ["lab", "test", "test-all", "test-gpu", "demo", "setup", "clean"]:
+        assert re.search(rf"^ +make {target} ", out, re.MULTILINE), out
+
+
+def test_make_without_a_usable_python_says_what_to_do(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for name in ["pyproject.toml", "constraints.txt"]:
+        (tmp_path / name).touch()
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in ["make", "sh"]:
+        (tools / tool).symlink_to(shutil.which(tool))
+    done = subprocess.run(
+        ["make", "test"], cwd=tmp_path, env={"PATH": str(tools)}, capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.11, 3.12 or 3.13" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def readme_blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_readme_example_runs(tmp_path):
+    script = tmp_path / "mine.py"
+    blocks = readme_blocks("python")
+    assert blocks
+    script.write_text(blocks[0])
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "torch.Size([3, 8, 64])" in done.stdout
+
+
+def test_readme_links_and_picture_exist():
+    text = (ROOT / "README.md").read_text()
+    links = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if not target.startswith("https:")]
+    assert [link for link in links if link.endswith(".svg")], "the README shows a picture"
+    assert not [link for link in links if not (ROOT / link).exists()]
+
+
+def test_readme_map_is_the_tree():
+    """Each path of the map exists, and each module of the library is on it."""
+    listed, folder = set(), ""
+    for line in next(block for block in readme_blocks("text") if "pkv/" in block).splitlines():
+        found = re.match(r"^( *)([\w./*-]+)", line)
+        if not found:
+            continue
+        indent, name = len(found[1]), found[2]
+        if indent == 0:
+            folder = name if name.endswith("/") else ""
+            listed.add(name)
+        else:
+            listed.add(folder + name)
+    missing = [path for path in listed if not list(ROOT.glob(path.rstrip("/")))]
+    assert not missing, f"on the map, not in the tree: {missing}"
+    on_map = {path.relative_to(ROOT) for name in listed for path in ROOT.glob(name.rstrip("/"))}
+    off_map = [
+        path
+        for path in sorted(p.relative_to(ROOT) for p in (ROOT / "pkv").rglob("*.py"))
+        if path.name != "__main__.py" and path not in on_map and path.parent not in on_map - {Path("pkv")}
+    ]
+    assert not off_map, f"in the tree, not on the map: {[str(path) for path in off_map]}"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    pytest.importorskip("build", reason="the dev extra builds the wheel")
+    # From a copy, so that building leaves nothing in the clone.
+    source = tmp_path_factory.mktemp("source") / "pkv"
+    keep_out = shutil.ignore_patterns(".git", ".venv", ".gpu", ".whl", ".scratch", "__pycache__", ".*_cache", "*.ipynb")
+    shutil.copytree(ROOT, source, ignore=keep_out)
+    target = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, source],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = target.glob("*.whl")
+    return path
+
+
+def test_wheel_holds_the_package_and_its_data_only(wheel):
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    tree = [path for path in (ROOT / "pkv").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert files == {path.relative_to(ROOT).as_posix() for path in tree}
+    assert "pkv/py.typed" in files
+    assert [name for name in files if name.startswith("pkv/data/") and name.endswith(".json")]
+    inside = {name.rsplit("/", 1)[-1] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {"LICENSE", "NOTICE"} <= inside
+
+
+def test_wheel_works_outside_the_clone(wheel, tmp_path):
+    target = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
+    subprocess.run(pip, check=True, timeout=120)
+    script = """
+import sys
+from importlib import metadata, resources
+import torch
+import pkv
+
+assert pkv.__file__.startswith(sys.argv[1]), pkv.__file__
+assert metadata.version("pkv") == pkv.__version__
+assert (resources.files("pkv") / "py.typed").is_file()
+assert list((resources.files("pkv") / "data" / "gpus").iterdir())
+k = v = torch.arange(20.0).reshape(1, 20, 1, 1).expand(1, 20, 1, 16)
+cache = pkv.PagedKVCache.from_dense(k, v, [20], page_size=16)
+for stage in ("reference", "split_kv"):
+    print(stage, pkv.decode(torch.zeros(1, 2, 16), cache, stage=stage)[0, 0, 0].item())
+"""
+    # -P leaves the working folder off the path; the clone's editable install must not answer either.
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(target)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script, str(target)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    values = dict(line.split() for line in done.stdout.splitlines())
+    assert float(values["reference"]) == 9.5
+    assert float(values["split_kv"]) == pytest.approx(9.5, abs=1e-5)
+
+
+def has_gpu() -> bool:
+    return shutil.which("nvidia-smi") is not None and not subprocess.run(["nvidia-smi"], capture_output=True).returncode
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_pip_section_of_the_environment_installs(tmp_path):
+    """As conda does it: the section becomes a requirements file beside environment.yml, and pip installs it.
+
+    Without a GPU the gpu extra is left out, as `make` does: nothing could use it, and its wheels are gigabytes.
+    """
+    source = tmp_path / "pkv"
+    keep_out = shutil.ignore_patterns(".git", ".venv", ".gpu", ".whl", ".scratch", "__pycache__", ".*_cache")
+    shutil.copytree(ROOT, source, ignore=keep_out)
+    _, lines = conda()
+    if not has_gpu():
+        gpu_only = by_name(EXTRAS["gpu"])
+        without = [line for line in lines[1:-1] if canonicalize_name(Requirement(line).name) not in gpu_only]
+        assert len(without) == len(lines) - 2 - len(gpu_only)
+        # The torch that is here stays the torch that is installed: a CPU build is not in every index.
+        lines = [lines[0], *without, lines[-1].replace("gpu,", "")]
+    requirements = source / "from-environment.txt"
+    requirements.write_text("\n".join(lines) + "\n")
+    venv = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", venv], check=True, timeout=120)
+    python = venv / "bin" / "python"
+    done = subprocess.run(
+        [python, "-m", "pip", "install", "--quiet", "-r", requirements.name],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=1300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check = subprocess.run([python, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
+    assert check.returncode == 0, check.stdout
+    tried = subprocess.run(
+        [venv / "bin" / "pkv", "doctor", "--json"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert '"versions"' in tried.stdout, tried.stdout + tried.stderr
