@@ -1,0 +1,417 @@
+"""The paged KV cache: K and V live in a pool of fixed-size pages, and a block table says which pages make up a row.
+
+Example, page size 4, lengths 3 and 10 (`PagedKVCache.from_dense(k, v, [3, 10], page_size=4)`):
+
+    block_table              pages
+    row 0: [0, -, -]         0: tokens 0..2 of row 0, one unused slot
+    row 1: [1, 2, 3]         1: tokens 0..3 of row 1    2: tokens 4..7    3: tokens 8 and 9, two unused slots
+
+Token 9 of row 1 lies in page `block_table[1, 9 // 4]` = 3, slot `9 % 4` = 1. Unused slots and table entries past a
+row's pages may hold anything and never reach a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pkv.paging import Ints, PagePool, at_least, check_agreement, csr_positions, host_ints, pages_used
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
+FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
+
+
+class PagedKVCache:
+    """K and V of a batch of rows in pages, with the table that finds them.
+
+    k_pages, v_pages: [n_pages, page_size, n_kv_heads, head_dim] for layout "NHD", [n_pages, n_kv_heads, page_size,
+    head_dim] for "HND"; float16, bfloat16 or float32 (float64 for the reference); any strides. block_table: int32
+    [n_rows, max_pages], page ids. lengths: int32 [n_rows], tokens. All on one device; nothing is copied.
+
+    host_lengths: the same lengths where Python can read them, for planning without waiting for a GPU. Pass them if you
+    know them; `validate()` checks that they agree.
+
+    A cache built here reads tensors that someone else manages. `empty` and `from_dense` build one that owns its pages
+    and can `add`, `append`, `fork` and `free` rows. Each of these succeeds, or raises ValueError with nothing changed;
+    it does not wait for a GPU, and adds 1 to `version`. They run on the host: do not capture them in a CUDA graph.
+
+    Raises TypeError or ValueError naming the argument and the remedy. Values are checked by `validate()`.
+    """
+
+    def __init__(
+        self,
+        k_pages: Tensor,
+        v_pages: Tensor,
+        block_table: Tensor,
+        lengths: Tensor,
+        layout: str = "NHD",
+        host_lengths: Ints | None = None,
+    ) -> None:
+        _check_arguments(k_pages, v_pages, block_table, lengths, layout)
+        self.k_pages, self.v_pages, self.layout = k_pages, v_pages, layout
+        self.block_table, self.lengths = block_table, lengths
+        # Views in NHD order whatever the layout: everybody, kernels too, takes shapes and strides from these.
+        self.k_nhd, self.v_nhd = (x if layout == "NHD" else x.transpose(1, 2) for x in (k_pages, v_pages))
+        self.n_pages, self.page_size, self.n_kv_heads, self.head_dim = self.k_nhd.shape
+        self.n_rows, self.max_pages = block_table.shape
+        self.capacity = self.max_pages * self.page_size  # tokens that one row can hold
+        self.dtype, self.device = k_pages.dtype, k_pages.device
+        self.version = 0
+        self._pool: PagePool | None = None
+        self._seen_edits = self._count_edits()
+        self._given_lengths: np.ndarray | None = None
+        if host_lengths is not None:
+            self._given_lengths = known = host_ints("host_lengths", host_lengths)
+            if known.size != self.n_rows:
+                raise ValueError(f"host_lengths has {known.size} entries, expected {self.n_rows}: pass one per row")
+            pages_used(known, self.page_size, self.max_pages, name="host_lengths")
+            if self.device.type == "cpu":
+                check_agreement(known, lengths.numpy())
+
+    @classmethod
+    def empty(
+        cls,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        max_rows: int,
+        *,
+        max_pages: int | None = None,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str = "cpu",
+        layout: str = "NHD",
+    ) -> PagedKVCache:
+        """A cache that owns `n_pages` free pages, and `max_rows` rows that are inactive (length 0) until added.
+
+        max_pages: table columns, so a row holds at most max_pages * page_size tokens; by default a row may take the
+        whole pool.
+        """
+        n_pages, page_size = at_least(1, "n_pages", n_pages), at_least(1, "page_size", page_size)
+        n_kv_heads, head_dim = at_least(1, "n_kv_heads", n_kv_heads), at_least(1, "head_dim", head_dim)
+        max_pages = n_pages if max_pages is None else at_least(1, "max_pages", max_pages)
+        pool = PagePool(n_pages, page_size, at_least(0, "max_rows", max_rows), max_pages)
+        return cls._owning(pool, n_kv_heads, head_dim, dtype, torch.device(device), layout)
+
+    @classmethod
+    def from_dense(
+        cls,
+        k: Tensor,
+        v: Tensor,
+        lengths: Ints,
+        page_size: int = 16,
+        seed: int | None = None,
+        *,
+        layout: str = "NHD",
+        n_pages: int | None = None,
+        max_pages: int | None = None,
+        max_rows: int | None = None,
+    ) -> PagedKVCache:
+        """An owned cache with the first lengths[i] tokens of row i of k, v [n_rows, max_len, n_kv_heads, head_dim].
+
+        seed: shuffle the page ids with it (torch's global generator is untouched). By default there are exactly as many
+        pages, columns and rows as needed. More of them leave room for `append`, `add` and `fork`; free pages bring as
+        many columns unless max_pages says otherwise. Lengths on a GPU are copied to the host first.
+        """
+        known = host_ints("lengths", lengths)
+        _check_tensor("k", k, (known.size, "max_len", "n_kv_heads", "head_dim"))
+        _check_tensor("v", v, k.shape, k.dtype, k.device)
+        n_rows, max_len, n_kv_heads, head_dim = k.shape
+        page_size = at_least(1, "page_size", page_size)
+        bad = np.flatnonzero((known < 0) | (known > max_len))
+        if bad.size:
+            raise ValueError(f"lengths[{bad[0]}] = {known[bad[0]]} is outside [0, {max_len}], the tokens in a row of k")
+        n_used = -(-known // page_size)
+        min_pages, min_columns = max(1, int(n_used.sum())), max(1, int(n_used.max(initial=0)))
+        n_pages = min_pages if n_pages is None else at_least(min_pages, "n_pages", n_pages)
+        max_pages = min_columns + n_pages - min_pages if max_pages is None else max_pages
+        max_rows = n_rows if max_rows is None else at_least(n_rows, "max_rows", max_rows)
+        order = None
+        if seed is not None:
+            order = torch.randperm(n_pages, generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
+        pool = PagePool(n_pages, page_size, max_rows, at_least(min_columns, "max_pages", max_pages), order)
+        for length in known.tolist():
+            pool.open(length)
+        cache = cls._owning(pool, n_kv_heads, head_dim, k.dtype, k.device, layout)
+        rows, tokens = np.nonzero(np.arange(max_len) < known[:, None])
+        row_ids, token_ids = _upload(np.stack([rows, tokens]), k.device)
+        pages, slots = pool.table[rows, tokens // page_size], tokens % page_size
+        cache._write(pages, slots, k[row_ids, token_ids], v[row_ids, token_ids])
+        return cache
+
+    @property
+    def n_free_pages(self) -> int | None:
+        """Pages left for `add`, `append` and `fork`; None for a cache that does not own its pages."""
+        return None if self._pool is None else len(self._pool.free_pages)
+
+    @property
+    def active_rows(self) -> list[int]:
+        """Rows in use, those that `append` extends; every row of a cache that does not own its pages."""
+        return list(range(self.n_rows)) if self._pool is None else np.flatnonzero(self._pool.active).tolist()
+
+    @property
+    def host_lengths(self) -> np.ndarray | None:
+        """The lengths as a read-only int32 copy, or None where only the GPU knows them. Never waits for a GPU.
+
+        On a CPU they are read from `lengths`. On a GPU they are those given, or kept by this cache's own methods, until
+        `lengths` is edited in place. An edit that torch does not count goes unnoticed: by a replayed CUDA graph, by a
+        kernel of your own, or to a tensor made in inference mode. Give no host_lengths for lengths edited that way.
+        """
+        known = self._given_lengths if self._pool is None else self._pool.lengths
+        if self.device.type == "cpu":
+            known = self.lengths.numpy()
+        elif known is None or self._count_edits()[1] != self._seen_edits[1]:
+            return None
+        copy = np.array(known, dtype=np.int32)
+        copy.flags.writeable = False
+        return copy
+
+    def validate(self) -> None:
+        """Check the values of lengths, host_lengths and used table entries; waits for a GPU.
+
+        Raises ValueError such as "lengths[3] = 70 needs 5 pages of 16, block table has 4: ...".
+        """
+        lengths, known = self.lengths.cpu().numpy(), self.host_lengths
+        if known is not None:
+            check_agreement(known, lengths)
+        self._check_entries(pages_used(lengths, self.page_size, self.max_pages))
+
+    def add(self, k: Tensor, v: Tensor) -> int:
+        """Store a new row, k and v [len, n_kv_heads, head_dim] (len 0 is a row too), and return its number.
+
+        Raises ValueError if there is no free row, or too few free pages or table columns.
+        """
+        pool = self._owned_pool("add")
+        self._check_new_tokens(k, v, "len")
+        row, tokens = pool.open(len(k)), np.arange(len(k))
+        self._write(pool.table[row, tokens // self.page_size], tokens % self.page_size, k, v)
+        self._publish(pool, [row])
+        return row
+
+    def append(self, k: Tensor, v: Tensor, rows: Ints | None = None) -> None:
+        """Add one token to each of `rows`, k and v [len(rows), n_kv_heads, head_dim], in place.
+
+        Without `rows`: k and v [n_rows, n_kv_heads, head_dim], and inactive rows are skipped. Raises ValueError if a
+        row repeats, is inactive or is full, or if there are too few free pages. `rows` on a GPU are copied to the host.
+        """
+        pool = self._owned_pool("append")
+        if rows is None:
+            self._check_new_tokens(k, v, self.n_rows)
+            wanted = np.flatnonzero(pool.active)
+            if wanted.size < self.n_rows:
+                k, v = (x[_upload(wanted, self.device)] for x in (k, v))
+        else:
+            wanted = np.array([self._check_row(row) for row in host_ints("rows", rows)], dtype=np.int64)
+            repeated = wanted[np.bincount(wanted)[wanted] > 1]
+            if repeated.size:
+                raise ValueError(f"rows names row {repeated[0]} more than once: append one token to it at a time")
+            self._check_new_tokens(k, v, wanted.size)
+        if wanted.size:
+            pages, slots, growing = pool.extend(wanted)
+            self._write(pages, slots, k, v)
+            self._publish(pool, growing)
+
+    def fork(self, row: int) -> int:
+        """Copy `row` to a new row and return its number: full pages are shared, a partial last page is copied.
+
+        Raises ValueError if `row` is inactive, or no row or page is free.
+        """
+        pool = self._owned_pool("fork")
+        row = self._check_row(row)
+        child = pool.fork(row)
+        n_full, n_partial = divmod(int(pool.lengths[row]), self.page_size)
+        if n_partial:
+            source, target = pool.table[row, n_full], pool.table[child, n_full]
+            for x in (self.k_nhd, self.v_nhd):
+                x[target, :n_partial] = x[source, :n_partial]
+        self._publish(pool, [child])
+        return child
+
+    def free(self, row: int) -> None:
+        """Give `row` and its pages back; pages that a fork shares stay. Raises ValueError if `row` is inactive."""
+        pool = self._owned_pool("free")
+        pool.close(self._check_row(row))
+        self._publish(pool, [row])
+
+    def gather(self, row: int) -> tuple[Tensor, Tensor]:
+        """Copies of the row's k and v [len, n_kv_heads, head_dim], in token order.
+
+        On a GPU this waits for it if `host_lengths` is None.
+        """
+        row = self._check_row(row)
+        length, n_used = self._lengths_and_pages(row, row + 1)
+        pages = self.block_table[row, : n_used[0]].long()
+        k, v = (x[pages].flatten(0, 1)[: length[0]] for x in (self.k_nhd, self.v_nhd))
+        return k, v
+
+    def to_csr(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The table in FlashInfer's form: int32 (indptr [n_rows + 1], indices [indptr[-1]], last_page_len [n_rows]).
+
+        Row i has pages indices[indptr[i]:indptr[i + 1]]. A full last page has last_page_len page_size, an empty row no
+        pages and 0. Lengths 3 and 10 with page size 4: ([0, 1, 4], [0, 1, 2, 3], [3, 2]). On a GPU this waits for it
+        if `host_lengths` is None.
+        """
+        lengths, n_used = self._lengths_and_pages(0, self.n_rows)
+        indptr, rows, columns = csr_positions(n_used)
+        last_page_len = np.where(lengths > 0, (lengths - 1) % self.page_size + 1, 0)
+        row_ids, column_ids = _upload(np.stack([rows, columns]), self.device)
+        ends, last = (_upload(x.astype(np.int32), self.device) for x in (indptr, last_page_len))
+        return ends, self.block_table[row_ids, column_ids], last
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PagedKVCache:
+        """A cache over converted pages that owns none of them; what needs no conversion is shared, not copied."""
+        k_pages, v_pages = (x.to(device=device, dtype=dtype) for x in (self.k_pages, self.v_pages))
+        block_table, lengths = (x.to(device=device) for x in (self.block_table, self.lengths))
+        return PagedKVCache(k_pages, v_pages, block_table, lengths, self.layout, self.host_lengths)
+
+    def __repr__(self) -> str:
+        n_free = self.n_free_pages
+        pages = "not owned" if n_free is None else f"{self.n_pages - n_free} used, {n_free} free"
+        return (
+            f"PagedKVCache({self.n_rows} rows, {self.n_pages} pages of {self.page_size} ({pages}), "
+            f"{self.n_kv_heads} KV heads x {self.head_dim}, {self.layout}, {self.dtype}, {self.device})"
+        )
+
+    def __str__(self) -> str:
+        lengths, lines = self.host_lengths, [repr(self)]
+        if lengths is None:
+            return lines[0]
+        table = None if self._pool is None else self._pool.table
+        if self.device.type == "cpu":
+            table = self.block_table.numpy()
+        for row in self.active_rows[:8]:
+            n_used = max(0, -(-int(lengths[row]) // self.page_size))
+            pages = "" if table is None else f", pages {', '.join(map(str, table[row, :n_used][:12]))}"
+            lines.append(f"  row {row}: {lengths[row]} tokens{pages}{', ...' if n_used > 12 else ''}")
+        return "\n".join([*lines, "  ..."] if len(self.active_rows) > 8 else lines)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `cache.lengths += 1` assigns the same tensor again; another one would escape the checks and captured graphs.
+        if name in FIXED and self.__dict__.get(name, value) is not value:
+            raise AttributeError(f"cache.{name} cannot be replaced: write into it, or build a new PagedKVCache")
+        super().__setattr__(name, value)
+
+    @classmethod
+    def _owning(
+        cls, pool: PagePool, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, layout: str
+    ) -> PagedKVCache:
+        inner = (n_kv_heads, pool.page_size) if layout == "HND" else (pool.page_size, n_kv_heads)
+        with torch.inference_mode(False):  # tensors made in inference mode cannot be written outside of it
+            shape = (pool.n_pages, *inner, head_dim)
+            k_pages, v_pages = (torch.zeros(shape, dtype=dtype, device=device) for _ in "kv")
+            cache = cls(k_pages, v_pages, _upload(pool.table, device), _upload(pool.lengths, device), layout)
+        cache._pool = pool
+        return cache
+
+    def _owned_pool(self, method: str) -> PagePool:
+        """The pool, provided that there is one and that nobody has edited the tables it keeps."""
+        pool, edits = self._pool, self._count_edits()
+        if pool is None:
+            raise ValueError(
+                f"{method}: this cache was built from tensors and does not own its pages: write pages, block_table and "
+                "lengths yourself, or build the cache with PagedKVCache.empty or PagedKVCache.from_dense"
+            )
+        # numpy can edit CPU tensors uncounted; on a GPU only a counted edit is worth waiting for the values.
+        if self.device.type == "cpu" or edits != self._seen_edits:
+            row = pool.edited_row(self.block_table.cpu().numpy(), self.lengths.cpu().numpy())
+            if row is not None:
+                raise ValueError(
+                    f"{method}: row {row} of lengths or block_table was edited in place, so its pages are unknown: "
+                    "undo the edit, or pass the tensors to PagedKVCache(...) and manage them yourself"
+                )
+            self._seen_edits = edits
+        return pool
+
+    def _count_edits(self) -> tuple[int, int]:
+        table, lengths = (0 if x.is_inference() else x._version for x in (self.block_table, self.lengths))
+        return table, lengths
+
+    def _write(self, pages: np.ndarray, slots: np.ndarray, k: Tensor, v: Tensor) -> None:
+        page_ids, slot_ids = _upload(np.stack([pages, slots]).astype(np.int64), self.device)
+        self.k_nhd[page_ids, slot_ids] = k.detach()
+        self.v_nhd[page_ids, slot_ids] = v.detach()
+
+    def _publish(self, pool: PagePool, rows: Sequence[int] | np.ndarray) -> None:
+        """Bring the table of `rows` and all lengths to the device, in place and without waiting for it."""
+        if len(rows):
+            self.block_table[_upload(np.asarray(rows), self.device)] = _upload(pool.table[rows], self.device)
+        self.lengths.copy_(_upload(pool.lengths, self.device))
+        self._seen_edits = self._count_edits()
+        self.version += 1
+
+    def _lengths_and_pages(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Lengths and page counts of rows [begin, end); waits for a GPU if the host does not know the lengths."""
+        known = self.host_lengths
+        lengths = (self.lengths.cpu().numpy() if known is None else known)[begin:end]
+        n_used = pages_used(lengths, self.page_size, self.max_pages, begin)
+        if self.device.type == "cpu":
+            self._check_entries(n_used, begin)
+        return lengths, n_used
+
+    def _check_entries(self, n_used: np.ndarray, begin: int = 0) -> None:
+        """Raise if a used table entry of the rows from `begin` on is no page of the pool; waits for a GPU."""
+        table = self.block_table[begin : begin + len(n_used)]
+        used = torch.arange(self.max_pages, device=self.device) < _upload(n_used, self.device)[:, None]
+        bad = (used & ((table < 0) | (table >= self.n_pages))).nonzero()
+        if len(bad):
+            row, column = bad[0].tolist()
+            raise ValueError(
+                f"block_table[{begin + row}, {column}] = {int(table[row, column])} is outside the pool "
+                f"of {self.n_pages} pages: row {begin + row} uses {n_used[row]} entries, all in [0, {self.n_pages})"
+            )
+
+    def _check_row(self, row: int) -> int:
+        row = at_least(0, "row", row)
+        if row >= self.n_rows:
+            raise ValueError(f"row = {row} is outside [0, {self.n_rows}): pass a row of this cache")
+        if self._pool is not None and not self._pool.active[row]:
+            raise ValueError(f"row {row} is not active: pass a row that was added or forked and not freed since")
+        return row
+
+    def _check_new_tokens(self, k: Tensor, v: Tensor, n_tokens: int | str) -> None:
+        _check_tensor("k", k, (n_tokens, self.n_kv_heads, self.head_dim), self.dtype, self.device)
+        _check_tensor("v", v, k.shape, self.dtype, self.device)
+
+
+def _check_arguments(k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, layout: str) -> None:
+    if layout not in ("NHD", "HND"):
+        raise ValueError(f'layout = {layout!r} is unknown: pass "NHD" or "HND"')
+    inner = ("page_size", "n_kv_heads") if layout == "NHD" else ("n_kv_heads", "page_size")
+    _check_tensor("k_pages", k_pages, ("n_pages", *inner, "head_dim"))
+    if k_pages.dtype not in DTYPES:
+        raise TypeError(f"k_pages is {k_pages.dtype}: pages hold float16, bfloat16, float32 or float64")
+    if 0 in k_pages.shape[1:]:
+        raise ValueError(f"k_pages has shape {list(k_pages.shape)}: only the number of pages may be 0")
+    _check_tensor("v_pages", v_pages, k_pages.shape, k_pages.dtype, k_pages.device)
+    # Converting a table would copy it, and its owner's later edits in place would be lost: refuse.
+    _check_tensor("block_table", block_table, ("n_rows", "max_pages"), torch.int32, k_pages.device)
+    _check_tensor("lengths", lengths, (len(block_table),), torch.int32, k_pages.device)
+
+
+def _check_tensor(
+    name: str,
+    x: Tensor,
+    shape: Sequence[int | str],
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
+) -> None:
+    """Check shape (a word stands for any size), dtype and device (None for any)."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+    if x.ndim != len(shape) or any(want != size for want, size in zip(shape, x.shape) if not isinstance(want, str)):
+        raise ValueError(f"{name} has shape {list(x.shape)}, expected [{', '.join(map(str, shape))}]")
+    if dtype is not None and x.dtype != dtype:
+        raise TypeError(f"{name} is {x.dtype}, expected {dtype}: pass {name}.to({dtype})")
+    if device is not None and x.device != device:
+        raise ValueError(f"{name} is on {x.device}, the others on {device}: pass {name}.to({str(device)!r})")
+
+
+def _upload(array: np.ndarray, device: torch.device) -> Tensor:
+    copy = torch.from_numpy(np.array(array))
+    if device.type == "cuda":
+        copy = copy.pin_memory()  # torch waits for the GPU on every copy from pageable memory
+    return copy.to(device, non_blocking=True)

@@ -1,0 +1,169 @@
+"""The host's side of paging, in numpy: which pages a row uses, and who owns which page.
+
+Nothing here needs the device, so a cache on a GPU can change its rows without waiting for it. Every method of
+`PagePool` checks first and changes afterwards: an error leaves everything as it was.
+
+Example: 4 pages of 4 tokens. `open(10)` gives row 0 pages 0, 1, 2. `fork(0)` gives row 1 pages 0, 1, 3: the two full
+pages are shared (`ref_counts` 2), and page 3 is to receive the 2 tokens of page 2. The pool is now full.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+Ints: TypeAlias = Sequence[int] | np.ndarray | Tensor
+
+UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
+
+
+def pages_used(
+    lengths: np.ndarray, page_size: int, max_pages: int, begin: int = 0, name: str = "lengths"
+) -> np.ndarray:
+    """Pages of each row, int64; ValueError if a length is negative or beyond the table. Rows count from `begin`."""
+    lengths = lengths.astype(np.int64)
+    n_used = -(-lengths // page_size)
+    bad = np.flatnonzero((lengths < 0) | (n_used > max_pages))
+    if bad.size:
+        length, n, entry = lengths[bad[0]], n_used[bad[0]], f"{name}[{begin + bad[0]}]"
+        if length < 0:
+            raise ValueError(f"{entry} = {length} is negative: a row holds 0 tokens or more")
+        raise ValueError(
+            f"{entry} = {length} needs {n} pages of {page_size}, block table has {max_pages}: "
+            f"give it {n} columns or shorten the row"
+        )
+    return n_used
+
+
+def csr_positions(n_used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indptr [n_rows + 1], and the row and column of each used table entry, row after row."""
+    indptr = np.concatenate([[0], np.cumsum(n_used)])
+    rows = np.repeat(np.arange(n_used.size), n_used)
+    return indptr, rows, np.arange(indptr[-1]) - indptr[rows]
+
+
+class PagePool:
+    """Free list, reference counts, and the host's copy of block table and lengths."""
+
+    def __init__(
+        self, n_pages: int, page_size: int, n_rows: int, max_pages: int, order: Iterable[int] | None = None
+    ) -> None:
+        self.n_pages, self.page_size, self.n_rows, self.max_pages = n_pages, page_size, n_rows, max_pages
+        self.free_pages: deque[int] = deque(range(n_pages) if order is None else order)
+        self.ref_counts = np.zeros(n_pages, np.int32)
+        self.table = np.full((n_rows, max_pages), UNUSED, np.int32)
+        self.lengths = np.zeros(n_rows, np.int32)
+        self.active = np.zeros(n_rows, bool)
+
+    def open(self, length: int) -> int:
+        """Activate the lowest free row, with pages for `length` tokens."""
+        row, n_used = self._free_row(), -(-length // self.page_size)
+        need = f"row {row}: {length} tokens need {n_used} pages of {self.page_size}"
+        if n_used > self.max_pages:
+            raise ValueError(
+                f"{need}, block table has {self.max_pages}: "
+                f"pass fewer tokens or build the cache with max_pages >= {n_used}"
+            )
+        self._require_pages(n_used, need)
+        self.table[row, :n_used] = self._take(n_used)
+        self.lengths[row], self.active[row] = length, True
+        return row
+
+    def extend(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lengthen each of `rows` (distinct, active) by a token: its page, its slot, and the rows given a new page."""
+        columns, slots = np.divmod(self.lengths[rows], self.page_size)
+        overfull = rows[columns == self.max_pages]
+        if overfull.size:
+            row = overfull[0]
+            raise ValueError(
+                f"row {row}: {self.lengths[row] + 1} tokens need {self.max_pages + 1} pages of {self.page_size}, block "
+                f"table has {self.max_pages}: free the row or build the cache with max_pages > {self.max_pages}"
+            )
+        # Only full pages are ever shared, so a row's partial page is its own to write.
+        starting = slots == 0
+        growing, n_free = rows[starting], len(self.free_pages)
+        if growing.size > n_free:
+            self._require_pages(growing.size, f"row {growing[n_free]}: {growing.size} rows need a new page each")
+        self.table[growing, columns[starting]] = self._take(growing.size)
+        self.lengths[rows] += 1
+        return self.table[rows, columns], slots, growing
+
+    def fork(self, row: int) -> int:
+        """Activate a free row that shares the full pages of `row`; a partial last page gets a page of its own."""
+        child, length = self._free_row(), self.lengths[row]
+        n_full, n_partial = length // self.page_size, int(length % self.page_size > 0)
+        self._require_pages(n_partial, f"row {row}: its fork needs {n_partial} page for the partial last page")
+        shared = self.table[row, :n_full]
+        self.ref_counts[shared] += 1
+        self.table[child, :n_full] = shared
+        self.table[child, n_full : n_full + n_partial] = self._take(n_partial)
+        self.lengths[child], self.active[child] = length, True
+        return child
+
+    def close(self, row: int) -> None:
+        """Deactivate `row`; its pages become free unless a fork still holds them."""
+        pages = self.table[row, : -(-self.lengths[row] // self.page_size)]
+        self.ref_counts[pages] -= 1
+        self.free_pages.extend(pages[self.ref_counts[pages] == 0].tolist())
+        self.table[row] = UNUSED
+        self.lengths[row], self.active[row] = 0, False
+
+    def edited_row(self, table: np.ndarray, lengths: np.ndarray) -> int | None:
+        """The first row where `lengths` or a used entry of `table` differs from the pool's own; None if all agree."""
+        used = np.arange(self.max_pages) * self.page_size < self.lengths[:, None]
+        edited = (lengths != self.lengths) | ((table != self.table) & used).any(axis=1)
+        return int(np.argmax(edited)) if edited.any() else None
+
+    def _free_row(self) -> int:
+        if self.active.all():
+            raise ValueError(
+                f"all {self.n_rows} rows are in use: free(row) one or build the cache with max_rows > {self.n_rows}"
+            )
+        return int(np.argmin(self.active))
+
+    def _require_pages(self, n_needed: int, need: str) -> None:
+        n_missing = n_needed - len(self.free_pages)
+        if n_missing > 0:
+            raise ValueError(
+                f"{need}, {len(self.free_pages)} of {self.n_pages} pages are free: "
+                f"free(row) one or build the cache with n_pages >= {self.n_pages + n_missing}"
+            )
+
+    def _take(self, n: int) -> list[int]:
+        pages = [self.free_pages.popleft() for _ in range(n)]
+        self.ref_counts[pages] = 1
+        return pages
+
+
+def at_least(minimum: int, name: str, value: int) -> int:
+    """`value` as an int; TypeError if it is none, ValueError if it is too small."""
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
+    if value < minimum:
+        raise ValueError(f"{name} = {value} is too small: pass {minimum} or more")
+    return value
+
+
+def host_ints(name: str, values: Ints) -> np.ndarray:
+    """`values` as a new int64 array of one dimension; a tensor on a GPU is waited for."""
+    array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {list(array.shape)}, expected one dimension")
+    if array.size and array.dtype.kind not in "iu":  # numpy takes an empty list for floats
+        raise TypeError(f"{name} must be integers, got {array.dtype}")
+    return array.astype(np.int64)
+
+
+def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:
+    """ValueError naming the first row whose length on the host is not the one in the cache."""
+    bad = np.flatnonzero(known != lengths)
+    if bad.size:
+        row = bad[0]
+        raise ValueError(f"host_lengths[{row}] = {known[row]}, lengths[{row}] = {lengths[row]}: pass the same, or None")
