@@ -1,0 +1,31 @@
+"""pkv: paged decode attention for long contexts, as a library and as a course.
+
+>>> import torch, pkv
+>>> k = v = torch.zeros(2, 10, 2, 64)  # 2 rows, up to 10 tokens, 2 KV heads, head_dim 64
+>>> cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4)
+>>> pkv.decode(torch.zeros(2, 8, 64), cache).shape
+torch.Size([2, 8, 64])
+"""
+
+from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
+from pkv.cache import PagedKVCache
+from pkv.decoding import decode, plan, run
+from pkv.gpus import GpuProfile
+from pkv.merging import merge
+from pkv.plans import Counters, Plan, Shape
+from pkv.stages import STAGES
+
+__version__ = "0.1.0"
+__all__ = [
+    "INTERPRETED",
+    "STAGES",
+    "Counters",
+    "GpuProfile",
+    "PagedKVCache",
+    "Plan",
+    "Shape",
+    "decode",
+    "merge",
+    "plan",
+    "run",
+]

@@ -1,0 +1,87 @@
+"""Triton, or a stand-in that fails only when a kernel is launched.
+
+Every kernel file starts with `from pkv._triton import tl, triton`. So `import pkv`, planning and drawing work where
+Triton is not installed, and a stage keeps its plan and its kernel in one file.
+
+Triton decides at import time whether kernels are compiled for a GPU or interpreted on the CPU. This module decides it
+first: without a visible GPU it chooses the interpreter. A `TRITON_INTERPRET` set by the user is honoured.
+"""
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+_IMPORTED_BEFORE = "triton" in sys.modules
+_SET_BY_USER = "TRITON_INTERPRET" in os.environ
+GPU_VISIBLE = torch.cuda.is_available()
+
+if not GPU_VISIBLE and not _SET_BY_USER and not _IMPORTED_BEFORE:
+    os.environ["TRITON_INTERPRET"] = "1"
+
+MISSING: str | None = None
+try:
+    import triton
+    import triton.language as tl
+except Exception as error:  # a broken install raises more than ImportError
+    MISSING = f"{type(error).__name__}: {error}"
+
+    class _StandIn:
+        """Accepts every decorator and attribute; nothing of it can be launched."""
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _StandIn()
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return _StandIn()
+
+        def __getitem__(self, grid: Any) -> Any:
+            raise RuntimeError(why_not_launchable(torch.device("cuda")))
+
+    triton = tl = _StandIn()
+
+
+def _interpreted() -> bool:
+    if MISSING:
+        return False
+    # What counts is how Triton's own library (tl.sum, tl.max, ...) was decorated, not what the variable says now.
+    return type(tl.sum).__name__ == "InterpretedFunction"
+
+
+INTERPRETED = _interpreted()
+
+
+def why_not_launchable(device: torch.device) -> str | None:
+    """Why a kernel cannot run on tensors of `device`, with the remedy; None where it can."""
+    if MISSING:
+        return (
+            f"pkv's kernels need Triton, and importing it failed ({MISSING}). Install it with `pip install triton` "
+            "(Linux; on Windows use WSL2, on macOS a container). stage='reference' runs without it."
+        )
+    if device.type == "cuda" or INTERPRETED:
+        return None
+    if GPU_VISIBLE:
+        return (
+            f"the tensors lie on '{device}', but kernels are compiled for the GPU here. Move q and the cache to the "
+            "GPU, use stage='reference', or set TRITON_INTERPRET=1 before Triton is imported to interpret kernels."
+        )
+    if _IMPORTED_BEFORE:
+        return (
+            "there is no GPU, and Triton was imported before pkv, so it cannot switch to its interpreter any more: "
+            "restart the kernel and import pkv first (or set TRITON_INTERPRET=1 before triton is imported)."
+        )
+    return (
+        "there is no GPU, and TRITON_INTERPRET is set to "
+        f"{os.environ.get('TRITON_INTERPRET')!r}, which switches the interpreter off: unset it (or set it to 1), "
+        "then restart the kernel and import pkv first."
+    )
+
+
+def require_launchable(device: torch.device) -> None:
+    """Raise a clear error where a kernel cannot run on tensors of `device`."""
+    reason = why_not_launchable(device)
+    if reason is not None:
+        raise (TypeError if GPU_VISIBLE and not MISSING else RuntimeError)(reason)

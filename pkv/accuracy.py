@@ -1,0 +1,78 @@
+"""How wrong is a result: errors against fp64, and a tolerance that is computed, not chosen.
+
+The measuring stick is the reference in fp64 on the same inputs. The budget is what a plain low-precision computation of
+the same formula is off by, doubled, plus the rounding of the result's own dtype:
+
+    tolerance = 2 * (eager error + rounding band)
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from pkv.cache import PagedKVCache
+from pkv.decoding import resolve_scale
+from pkv.stages.s0_reference import attend_row
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Largest absolute errors of a result against fp64, and the largest allowed."""
+
+    max_err: float
+    tolerance: float
+    max_err_lse: float
+    tolerance_lse: float
+
+    @property
+    def ok(self) -> bool:
+        """Within tolerance; a NaN is not."""
+        return self.max_err <= self.tolerance and self.max_err_lse <= self.tolerance_lse
+
+
+class Yardstick:
+    """The fp64 result of one batch, to measure any number of results against.
+
+    q [n_rows, n_q_heads, head_dim], cache a PagedKVCache in the dtype under test; scale as for pkv.run.
+    """
+
+    def __init__(self, q: torch.Tensor, cache: PagedKVCache, scale: float | None = None) -> None:
+        scale = resolve_scale(scale, q.shape[-1])
+        self.out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+        self.lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64, device=q.device)
+        eager_err = eager_err_lse = 0.0
+        for row in range(q.shape[0]):
+            k, v = cache.gather(row)
+            if not len(k):
+                continue
+            # one row at a time: an fp64 copy of a whole cache would not fit
+            self.out[row], self.lse[row] = attend_row(q[row].double(), k.double(), v.double(), scale)
+            eager_out, eager_lse = _eager_row(q[row], k, v, scale)
+            eager_err = max(eager_err, _largest(eager_out.double() - self.out[row]))
+            eager_err_lse = max(eager_err_lse, _largest(eager_lse.double() - self.lse[row]))
+        eps = torch.finfo(q.dtype).eps
+        self.tolerance = 2 * (eager_err + eps / 2 * max(_largest(self.out), torch.finfo(q.dtype).tiny))
+        # lse is kept in fp32 whatever q's dtype; exp2 and log2 of the hardware are good to 2 units in the last place
+        finite = self.lse[torch.isfinite(self.lse)]
+        self.tolerance_lse = 2 * (eager_err_lse + 4 * torch.finfo(torch.float32).eps * max(_largest(finite), 1.0))
+
+    def measure(self, out: torch.Tensor, lse: torch.Tensor) -> Accuracy:
+        """Errors of one result; NaN anywhere, or an infinity in the wrong place, makes them NaN or inf."""
+        same_infinity = (lse == self.lse.to(lse.dtype)) & torch.isinf(self.lse)
+        lse_error = torch.where(same_infinity, 0.0, lse.double() - self.lse)
+        return Accuracy(_largest(out.double() - self.out), self.tolerance, _largest(lse_error), self.tolerance_lse)
+
+
+def _eager_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same formula the plain way: operands and weights in q's dtype, sums in fp32, as a tensor core does."""
+    group = q.shape[0] // k.shape[1]
+    keys = k.float().repeat_interleave(group, dim=1)
+    values = v.float().repeat_interleave(group, dim=1)
+    scores = scale * torch.einsum("hd,thd->ht", q.float(), keys)
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.softmax(scores, dim=-1).to(q.dtype).float()
+    return torch.einsum("ht,thd->hd", weights, values).to(q.dtype), lse
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.abs().max()) if tensor.numel() else 0.0

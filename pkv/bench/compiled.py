@@ -1,0 +1,139 @@
+"""Compile the kernels for any NVIDIA card, without one, and read what they take.
+
+TRITON_INTERPRET=0 python -m pkv.bench.compiled          # print the table
+TRITON_INTERPRET=0 python -m pkv.bench.compiled --write  # and store it in pkv/data/compiled.json
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pkv.configs import ConfigKey, TileConfig, choose_config, every_key
+from pkv.gpus import GpuProfile
+from pkv.launching import kernel_shape
+from pkv.plans import Shape
+from pkv.stages.s1_split_kv import split_kv_kernel
+from pkv.tile import CacheArgs, StateArgs, Strided
+
+TRITON_TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+
+
+ARCHITECTURES = (80, 86, 89, 90, 120)
+FIGURES = Path(__file__).parents[1] / "data" / "compiled.json"
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compiler reports of one kernel: per thread, per program, and counts in the PTX."""
+
+    registers: int
+    shared: int
+    spilled: int
+    async_copies: int
+    global_loads: int
+    tensor_ops: int
+
+
+def compile_split_kv(shape: Shape, config: TileConfig, arch: int, *, aligned: bool = True) -> Compiled:
+    """Compile split_kv's kernel for compute capability `arch`, as a launch on contiguous NHD pages would."""
+    sizes = kernel_shape(shape, config, aligned, False)
+    element = TRITON_TYPES[shape.dtype]
+    unit = "constexpr"
+    pages = Strided(element, ("i32", "i32", "i32", unit))
+    rows = Strided(element, ("i32", "i32", unit))
+    signature = {
+        "q": rows,
+        "cache": CacheArgs(pages, pages, Strided("*i32", ("i32", unit)), Strided("*i32", (unit,))),
+        "result": StateArgs(rows, Strided("*fp32", ("i32", unit))),
+        "partials": StateArgs(Strided("*fp32", ("i32", "i32", unit)), Strided("*fp32", ("i32", unit))),
+        "partial_offsets": "*i32",
+        "row_ids": "constexpr",
+        "n_rows": "i32",
+        "n_splits": "i32",
+        "qk_scale": "fp32",
+        "SHAPE": "constexpr",
+    }
+    unspecialized = {"n_rows", "n_splits"}
+    constants: dict[tuple[int, ...], object] = {}
+    attributes: dict[tuple[int, ...], list[list[object]]] = {}
+
+    def visit(path: tuple[int, ...], entry: object, divisible: bool) -> None:
+        if isinstance(entry, tuple):
+            for index, part in enumerate(entry):
+                visit((*path, index), part, divisible)
+        elif entry == "constexpr":
+            constants[path] = 1
+        elif divisible and entry != "fp32":
+            attributes[path] = [["tt.divisibility", 16]]
+
+    for index, (name, entry) in enumerate(signature.items()):
+        visit((index,), entry, name not in unspecialized and (aligned or name != "cache"))
+    names = list(signature)
+    constants[(names.index("row_ids"),)] = None
+    constants[(names.index("SHAPE"),)] = sizes
+    source = ASTSource(split_kv_kernel, signature, constants, attributes)
+    options = {"num_warps": config.num_warps}
+    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    ptx = kernel.asm["ptx"]
+    registers, stack = resource_usage(kernel.asm["cubin"])
+    return Compiled(
+        registers=registers,
+        shared=kernel.metadata.shared,
+        spilled=stack,
+        async_copies=len(re.findall(r"cp\.async\.c[ag]", ptx)),
+        global_loads=len(re.findall(r"ld\.global", ptx)),
+        tensor_ops=len(re.findall(r"mma\.sync|wgmma\.mma", ptx)),
+    )
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int]:
+    """Registers per thread and bytes of stack and local memory (spills), by the cuobjdump that Triton brings."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def representative(key: ConfigKey) -> Shape:
+    """A shape whose configuration has this key; figures depend on nothing else."""
+    dtype = {2: torch.float16, 4: torch.float32}[key.itemsize]
+    group = {1: 4, 16: 4, 32: 32}[key.block_h]
+    return Shape(8 * group, 8, key.block_d, 16, dtype)
+
+
+def compile_key(key: ConfigKey, arch: int) -> Compiled:
+    """Compile the configuration that planning chooses for `key` on compute capability `arch`."""
+    shape = representative(key)
+    return compile_split_kv(shape, choose_config(shape, GpuProfile("", arch, 1), key.tile), arch)
+
+
+def main() -> None:
+    """The command above."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"store the figures in {FIGURES.name}")
+    arguments = parser.parse_args()
+    jobs = [(key, arch) for arch in ARCHITECTURES for key in every_key()]
+    figures: dict[str, dict[str, list[int]]] = {}
+    with ProcessPoolExecutor() as pool:
+        for (key, arch), compiled in zip(jobs, pool.map(compile_key, *zip(*jobs, strict=True)), strict=True):
+            print(f"sm_{arch}  {key}: {compiled}", flush=True)
+            figures.setdefault(str(arch), {})[str(key)] = [compiled.registers, compiled.shared]
+    if arguments.write:
+        FIGURES.write_text(json.dumps({"triton": triton.__version__, "figures": figures}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Launch configurations: tokens per tile, warps and pipeline stages of a program, and how many programs an SM holds.
+
+The kernel always has the same form: few query heads, a tile of 16 tokens, one warp, so that a softmax needs no traffic
+between warps, and many such programs per SM. The table only grows warps where registers would not suffice.
+
+What a configuration takes (registers, shared memory) is known without the card, from compiling for it.
+`data/compiled.json` keeps those figures (`python -m pkv.bench.compiled --write`); planning turns them into the number
+of programs that reside on one SM.
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+
+import torch
+
+from pkv.gpus import ArchLimits, GpuProfile
+from pkv.plans import Shape
+
+SMALLEST_DOT = 16  # tl.dot takes no smaller side on a GPU
+LARGEST_HEAD_DIM = 256
+DEFAULT_TILE = 16
+TILES = (16, 32, 64)
+WARP_THREADS = 32
+REGISTER_UNIT = 256  # an SM hands out registers per warp, in units of 256
+SHARED_UNIT = 128  # bytes
+
+
+@dataclass(frozen=True)
+class TileConfig:
+    """tile: tokens per tile, a power of two >= 16. num_warps, num_stages: Triton's launch options."""
+
+    tile: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class ConfigKey:
+    """What the choice depends on: bytes per element, padded query heads per program, padded head_dim, tile."""
+
+    itemsize: int
+    block_h: int
+    block_d: int
+    tile: int
+
+    def __str__(self) -> str:
+        return f"{self.itemsize} bytes, {self.block_h} heads, head_dim {self.block_d}, tile {self.tile}"
+
+
+def every_key() -> list[ConfigKey]:
+    """All that choose_config can be asked for."""
+    return [
+        ConfigKey(itemsize, block_h, block_d, tile)
+        for (itemsize, block_h), column in TABLE.items()
+        for block_d in (16, 32, 64, 128, 256)
+        for tile in TILES
+        if any(t == tile and block_d <= largest for largest, t in column)
+    ]
+
+
+def block_of(size: int) -> int:
+    """`size` padded to what tl.dot can take: a power of two, at least 16.
+
+    >>> block_of(4), block_of(80)
+    (16, 128)
+    """
+    return max(SMALLEST_DOT, 1 << (size - 1).bit_length())
+
+
+def block_heads(shape: Shape) -> int:
+    """Query heads per program, padded; 1 in fp32, whose products are not tensor-core ones."""
+    return 1 if shape.dtype == torch.float32 else block_of(-(-shape.group // shape.head_blocks))
+
+
+def config_key(shape: Shape, tile: int) -> ConfigKey:
+    """The key of a shape and a tile."""
+    return ConfigKey(shape.dtype.itemsize, block_heads(shape), block_of(shape.head_dim), tile)
+
+
+# (largest block_d, tile) -> (num_warps, num_stages), for each (itemsize, block_h). Chosen as the fewest warps without
+# register spills, within shared memory, on every architecture; tests/test_compiled.py compiles all of them.
+TABLE: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = {
+    (2, 16): {
+        (128, 16): (1, 5), (128, 32): (1, 3), (128, 64): (4, 3),
+        (256, 16): (2, 3), (256, 32): (4, 3), (256, 64): (4, 2),
+    },
+    (2, 32): {
+        (128, 16): (2, 5), (128, 32): (4, 3), (128, 64): (4, 2),
+        (256, 16): (8, 3), (256, 32): (8, 3), (256, 64): (8, 2),
+    },
+    (4, 1): {
+        (128, 16): (1, 3), (128, 32): (2, 2), (128, 64): (4, 2),
+        (256, 16): (2, 3), (256, 32): (4, 2),
+    },
+}  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_config(shape: Shape, gpu: GpuProfile, tile: int) -> TileConfig:
+    """The configuration of a shape and tile. It does not depend on `gpu` yet: the table holds on every architecture."""
+    key = config_key(shape, tile)
+    column = TABLE[key.itemsize, key.block_h]
+    largest = next((d for d, t in sorted(column) if t == tile and key.block_d <= d), None)
+    if largest is None:
+        raise ValueError(f"tile = {tile} does not fit shared memory with {key}: take a smaller tile")
+    num_warps, num_stages = column[largest, tile]
+    return TileConfig(tile, num_warps, num_stages)
+
+
+def choose_tile(tile: int | None) -> int:
+    """The option `tile=`: one of TILES, None for the default."""
+    if tile is None:
+        return DEFAULT_TILE
+    if tile not in TILES:
+        raise ValueError(f"tile = {tile!r} must be one of {', '.join(map(str, TILES))} (tokens per tile)")
+    return tile
+
+
+@functools.cache
+def compiled_figures() -> dict[str, dict[str, list[int]]]:
+    """{architecture: {key: [registers per thread, bytes of shared memory]}}, from data/compiled.json."""
+    return json.loads((resources.files("pkv") / "data" / "compiled.json").read_text())["figures"]
+
+
+def resident_programs(registers: int, shared: int, num_warps: int, limits: ArchLimits) -> int:
+    """Programs that fit on one SM at once; at least 1.
+
+    >>> resident_programs(registers=194, shared=20488, num_warps=1, limits=ARCH_LIMITS[86])
+    4
+    """
+    per_warp = -(-registers * WARP_THREADS // REGISTER_UNIT) * REGISTER_UNIT
+    shared = -(-(shared + limits.shared_reserved) // SHARED_UNIT) * SHARED_UNIT
+    return max(
+        1,
+        min(
+            limits.registers_per_sm // (per_warp * num_warps),
+            limits.shared_per_sm // shared,
+            limits.threads_per_sm // (WARP_THREADS * num_warps),
+            limits.programs_per_sm,
+        ),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def programs_per_sm(shape: Shape, gpu: GpuProfile, tile: int) -> int:
+    """How many programs of split_kv's kernel reside on one SM of `gpu`."""
+    config = choose_config(shape, gpu, tile)
+    figures = compiled_figures()
+    arch = max((int(known) for known in figures if int(known) <= gpu.arch), default=min(map(int, figures)))
+    registers, shared = figures[str(arch)][str(config_key(shape, tile))]
+    return resident_programs(registers, shared, config.num_warps, gpu.limits)

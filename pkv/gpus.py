@@ -1,0 +1,102 @@
+"""What planning must know of a GPU: how many programs it holds at once.
+
+>>> load_gpu("rtx3060").n_sms
+28
+"""
+
+import functools
+import json
+from dataclasses import dataclass
+from importlib import resources
+
+import torch
+
+DEFAULT_GPU = "rtx3060"
+
+
+@dataclass(frozen=True)
+class ArchLimits:
+    """Limits of one compute capability, from the CUDA C++ Programming Guide's table of technical specifications."""
+
+    shared_per_sm: int  # bytes
+    shared_per_program: int  # bytes, the most one program (thread block) may ask for
+    threads_per_sm: int
+    programs_per_sm: int
+    registers_per_sm: int = 65536
+    shared_reserved: int = 1024  # bytes the driver keeps for itself in every program
+
+
+ARCH_LIMITS = {
+    80: ArchLimits(shared_per_sm=167_936, shared_per_program=166_912, threads_per_sm=2048, programs_per_sm=32),
+    86: ArchLimits(shared_per_sm=102_400, shared_per_program=101_376, threads_per_sm=1536, programs_per_sm=16),
+    89: ArchLimits(shared_per_sm=102_400, shared_per_program=101_376, threads_per_sm=1536, programs_per_sm=24),
+    90: ArchLimits(shared_per_sm=233_472, shared_per_program=232_448, threads_per_sm=2048, programs_per_sm=32),
+    100: ArchLimits(shared_per_sm=233_472, shared_per_program=232_448, threads_per_sm=2048, programs_per_sm=32),
+    120: ArchLimits(shared_per_sm=102_400, shared_per_program=101_376, threads_per_sm=1536, programs_per_sm=24),
+}
+
+
+def limits_of(arch: int) -> ArchLimits:
+    """Limits of compute capability `arch` (86 = 8.6); an unknown one gets those of the newest older card listed."""
+    older = [known for known in ARCH_LIMITS if known <= arch]
+    return ARCH_LIMITS[max(older, default=min(ARCH_LIMITS))]
+
+
+@dataclass(frozen=True)
+class GpuProfile:
+    """One card. `arch` is the compute capability without its dot (86), `n_sms` the SMs that a program may use."""
+
+    name: str
+    arch: int
+    n_sms: int
+
+    def __post_init__(self) -> None:
+        if self.n_sms < 1:
+            raise ValueError(f"n_sms = {self.n_sms}: a GPU has at least one SM")
+
+    @property
+    def limits(self) -> ArchLimits:
+        return limits_of(self.arch)
+
+
+def gpu_names() -> list[str]:
+    """Names of the profiles that ship with pkv."""
+    folder = resources.files("pkv") / "data" / "gpus"
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+
+
+@functools.cache
+def load_gpu(name: str) -> GpuProfile:
+    """The shipped profile `name`; ValueError lists the names there are."""
+    if name not in gpu_names():
+        raise ValueError(
+            f"gpu = {name!r} is no shipped profile; choose one of {', '.join(gpu_names())} or pass a GpuProfile"
+        )
+    fields = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
+    return GpuProfile(name=name, arch=fields["arch"], n_sms=fields["n_sms"])
+
+
+@functools.cache
+def _gpu_of_index(index: int) -> GpuProfile:
+    properties = torch.cuda.get_device_properties(index)
+    return GpuProfile(
+        name=properties.name.lower().replace(" ", "-"),
+        arch=properties.major * 10 + properties.minor,
+        n_sms=properties.multi_processor_count,
+    )
+
+
+def gpu_of(device: torch.device | None) -> GpuProfile:
+    """The card that `device` lies on (None: the current one); without a GPU the home card, rtx3060."""
+    if device is None:
+        device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+    if device.type != "cuda":
+        return load_gpu(DEFAULT_GPU)
+    return _gpu_of_index(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def resolve_gpu(gpu: "str | GpuProfile | None", device: torch.device | None = None) -> GpuProfile:
+    """What the option `gpu=` means: a profile, the name of one, or None for the card at hand."""
+    if gpu is None:
+        return gpu_of(device)
+    return load_gpu(gpu) if isinstance(gpu, str) else gpu

@@ -1,0 +1,108 @@
+"""Is a plan right, and how does it look in a terminal: the two long-winded readers of a Plan."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pkv.plans import Plan
+
+MOST_ROWS_SHOWN = 12
+MOST_ITEMS_SHOWN = 4
+
+
+def first_fault(plan: "Plan") -> str | None:
+    """The first thing wrong with a plan, in words; None for a sound one."""
+    checks = (_fault_of_sizes, _fault_of_offsets, _fault_of_coverage, _fault_of_launches)
+    return next((fault for fault in (check(plan) for check in checks) if fault), None)
+
+
+def _fault_of_sizes(plan: "Plan") -> str | None:
+    if plan.lengths.ndim != 1 or plan.items.ndim != 2 or plan.items.shape[1] != 3:
+        return f"lengths {plan.lengths.shape} must be [n_rows] and items {plan.items.shape} [n_items, 3]"
+    if plan.tile < 1 or plan.programs_per_sm < 1:
+        return f"tile {plan.tile} and programs_per_sm {plan.programs_per_sm} must be at least 1"
+    for row in np.flatnonzero(plan.lengths < 0):
+        return f"lengths[{row}] = {plan.lengths[row]} is negative"
+    return None
+
+
+def _fault_of_offsets(plan: "Plan") -> str | None:
+    for name, n_entries in (("partial_offsets", plan.n_rows + 1), ("program_offsets", None)):
+        offsets = getattr(plan, name)
+        if offsets.ndim != 1 or len(offsets) == 0 or (n_entries and len(offsets) != n_entries):
+            return f"{name} has shape {offsets.shape}, expected ({n_entries or 'n_programs + 1'},)"
+        if offsets[0] != 0 or offsets[-1] != plan.n_items or (np.diff(offsets) < 0).any():
+            return f"{name} must rise from 0 to n_items = {plan.n_items}"
+    if plan.item_order is not None and sorted(plan.item_order.tolist()) != list(range(plan.n_items)):
+        return "item_order must name every item exactly once"
+    return None
+
+
+def _fault_of_coverage(plan: "Plan") -> str | None:
+    for row, length in enumerate(plan.lengths.tolist()):
+        covered = 0
+        for index in range(plan.partial_offsets[row], plan.partial_offsets[row + 1]):
+            item_row, begin, end = plan.items[index].tolist()
+            if item_row != row:
+                return f"item {index} belongs to row {item_row}, but lies among the items of row {row}"
+            if begin == end:
+                continue
+            if begin > end:
+                return f"item {index} of row {row} ends before it begins ({begin}:{end})"
+            if begin != covered:
+                word = "lost" if begin > covered else "done twice"
+                return f"tokens {min(begin, covered)}:{max(begin, covered)} of row {row} are {word} at item {index}"
+            if begin % plan.tile:
+                return f"item {index} of row {row} begins at {begin}, not at a multiple of the tile {plan.tile}"
+            covered = end
+        if covered != length:
+            return f"row {row} has {length} tokens, its items end at {covered}"
+    return None
+
+
+def _fault_of_launches(plan: "Plan") -> str | None:
+    decodes = [launch for launch in plan.launches if launch.kernel == "decode"]
+    ends = [0, *(launch.end for launch in decodes)]
+    if decodes and ([launch.begin for launch in decodes] != ends[:-1] or ends[-1] != plan.n_programs):
+        return f"decode launches must cover the programs 0:{plan.n_programs} in order"
+    for launch in plan.launches:
+        if launch.kernel not in ("decode", "merge"):
+            return f"unknown kernel {launch.kernel!r} (decode or merge)"
+        if any(not 0 <= row < plan.n_rows for row in launch.rows):
+            return f"a {launch.kernel} launch names rows outside 0:{plan.n_rows}"
+    merged = sorted(row for launch in plan.launches if launch.kernel == "merge" for row in launch.rows)
+    split = np.flatnonzero(np.diff(plan.partial_offsets) > 1).tolist()
+    if decodes and not set(split) <= set(merged):
+        return f"row {min(set(split) - set(merged))} is split but never merged"
+    return (
+        f"row {next(r for r in merged if merged.count(r) > 1)} is merged twice"
+        if len(set(merged)) < len(merged)
+        else None
+    )
+
+
+def as_table(plan: "Plan") -> str:
+    """The plan as text: a head line, its counters, one line per row."""
+    counters = plan.counters
+    bound = "at most " if plan.dynamic else ""
+    lines = [
+        f"Plan of stage {plan.stage}: {plan.n_rows} rows, {bound}{int(plan.lengths.sum(dtype=np.int64)):,} tokens, "
+        f"{plan.n_items} items in {plan.n_programs} programs x {plan.shape.n_kv_heads} KV heads, tiles of {plan.tile}",
+        f"  {plan.shape}",
+        f"  planned for {plan.gpu.name}: {plan.gpu.n_sms} SMs, {plan.programs_per_sm} programs each",
+        f"  launches {counters.launches} | programs {counters.programs} ({counters.empty_programs} empty) | "
+        f"waves {counters.waves:.2f} | items per SM {counters.cta_per_sm:.1f}",
+        f"  useful KV {counters.useful_kv_mib:.2f} MiB | states merged {counters.merge_moved_mib:.2f} MiB moved "
+        f"({counters.merge_state_mib:.2f} MiB by the paper's count)",
+        f"  {'row':>5} {'tokens':>8} {'items':>6}  token ranges",
+    ]
+    for row in range(min(plan.n_rows, MOST_ROWS_SHOWN)):
+        begin, end = plan.partial_offsets[row], plan.partial_offsets[row + 1]
+        ranges = [f"{b}:{e}" if b < e else "empty" for _, b, e in plan.items[begin:end].tolist()]
+        if len(ranges) > MOST_ITEMS_SHOWN:
+            ranges = [*ranges[: MOST_ITEMS_SHOWN - 1], "...", ranges[-1]]
+        lines.append(f"  {row:>5} {plan.lengths[row]:>8} {end - begin:>6}  {' '.join(ranges)}")
+    if plan.n_rows > MOST_ROWS_SHOWN:
+        lines.append(f"  ... and {plan.n_rows - MOST_ROWS_SHOWN} more rows")
+    return "\n".join(lines)

@@ -1,0 +1,212 @@
+"""A Plan: who does which tiles, as data.
+
+Every stage turns row lengths into a Plan; everything else (launching, timing, drawing, simulating) only reads it.
+
+An **item** is (row, begin, end): the half-open token range [begin, end) of one row. KV heads are a grid axis, so each
+item is n_kv_heads work units. Items are ordered by row, and an item's partial state lies at the item's own index:
+row r owns the items partial_offsets[r] .. partial_offsets[r + 1]. A row with one item is written directly, not merged.
+Program p does the items item_order[program_offsets[p] : program_offsets[p + 1]].
+
+Lengths [5, 40] in tiles of 16, two splits of the longest row (3 tiles):
+items (0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40); partial_offsets [0, 2, 4].
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pkv.counters import Counters, count
+from pkv.gpus import GpuProfile
+from pkv.shapes import Shape
+
+Int32Array = npt.NDArray[np.int32]
+FORMAT = 1  # of the JSON; a newer one is refused
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. A decode launch runs the programs [begin, end) for every KV head, a merge launch its rows."""
+
+    kernel: str  # "decode" or "merge"
+    rows: tuple[int, ...]  # rows it works on, in order
+    begin: int = 0
+    end: int = 0
+    n_splits: int = 1  # splits per row, where the stage's grid has such an axis
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """Who does which tiles of one decode step. Made by a stage's plan(); see the module's text for the arrays.
+
+    lengths int32 [n_rows] tokens; items int32 [n_items, 3] = (row, begin, end); program_offsets int32 [n_programs + 1];
+    partial_offsets int32 [n_rows + 1]; item_order int32 [n_items] or None (as listed); launches in order; tile in
+    tokens; gpu and programs_per_sm as planned for. With `dynamic` the lengths are upper bounds, and the kernels read
+    the true ones on the GPU: such a plan serves every step and can be captured in a CUDA graph.
+    """
+
+    stage: str
+    shape: Shape
+    lengths: Int32Array
+    items: Int32Array
+    program_offsets: Int32Array
+    partial_offsets: Int32Array
+    launches: tuple[Launch, ...]
+    tile: int
+    gpu: GpuProfile
+    programs_per_sm: int
+    item_order: Int32Array | None = None
+    dynamic: bool = False
+    _on_device: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
+            array = getattr(self, name)
+            if array is not None:
+                array = np.ascontiguousarray(array, dtype=np.int32)
+                array.setflags(write=False)
+                object.__setattr__(self, name, array)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def n_items(self) -> int:
+        return len(self.items)
+
+    @property
+    def n_programs(self) -> int:
+        """Programs per KV head."""
+        return len(self.program_offsets) - 1
+
+    @cached_property
+    def needs_partials(self) -> bool:
+        """True where some row is split, so that states must be kept and merged."""
+        return any(launch.kernel == "merge" for launch in self.launches)
+
+    @cached_property
+    def counters(self) -> Counters:
+        return count(self)
+
+    def tensor(self, name: str, device: torch.device) -> torch.Tensor:
+        """One of the arrays on `device`; copied there once, then kept."""
+        key = (name, device)
+        if key not in self._on_device:
+            self._on_device[key] = torch.from_numpy(np.array(getattr(self, name))).to(device)
+        return self._on_device[key]
+
+    def rows_tensor(self, launch: Launch, device: torch.device) -> torch.Tensor | None:
+        """The launch's row numbers on `device`, or None where they are all rows in order."""
+        if len(launch.rows) == self.n_rows:
+            return None
+        key = (launch.rows, device)
+        if key not in self._on_device:
+            self._on_device[key] = torch.tensor(launch.rows, dtype=torch.int32).to(device)
+        return self._on_device[key]
+
+    def validate(self) -> "Plan":
+        """Return self if each token of each row is covered exactly once and all arrays agree, else ValueError."""
+        from pkv.planchecks import first_fault  # kept apart: nobody needs it to read a plan
+
+        fault = first_fault(self)
+        if fault:
+            raise ValueError(f"plan of stage {self.stage!r}: {fault}")
+        return self
+
+    def diff(self, other: "Plan") -> list[str]:
+        """What differs, one readable line each; empty for equal plans."""
+        lines = []
+        for name, mine in self.to_dict().items():
+            theirs = other.to_dict()[name]
+            if mine == theirs:
+                continue
+            if isinstance(mine, list) and isinstance(theirs, list):
+                if len(mine) != len(theirs):
+                    lines.append(f"{name}: {len(mine)} against {len(theirs)} entries")
+                first = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
+                if first is not None:
+                    lines.append(f"{name}[{first}]: {mine[first]} against {theirs[first]}")
+            else:
+                lines.append(f"{name}: {mine} against {theirs}")
+        return lines
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.stage, self.shape, self.items.tobytes(), self.lengths.tobytes()))
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "stage": self.stage,
+            "shape": self.shape.to_dict(),
+            "gpu": {"name": self.gpu.name, "arch": self.gpu.arch, "n_sms": self.gpu.n_sms},
+            "programs_per_sm": self.programs_per_sm,
+            "tile": self.tile,
+            "dynamic": self.dynamic,
+            "lengths": self.lengths.tolist(),
+            "items": self.items.tolist(),
+            "program_offsets": self.program_offsets.tolist(),
+            "partial_offsets": self.partial_offsets.tolist(),
+            "item_order": None if self.item_order is None else self.item_order.tolist(),
+            "launches": [{**vars(launch), "rows": list(launch.rows)} for launch in self.launches],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> "Plan":
+        """The inverse of to_json; ValueError where `text` is no plan, of a newer format, or does not validate."""
+        try:
+            data = json.loads(text)
+            found = data.pop("format")
+        except (ValueError, AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"this is not the JSON of a plan ({type(error).__name__}: {error})") from None
+        if found != FORMAT:
+            raise ValueError(f"plan format {found}, this pkv reads {FORMAT}: update pkv, or make the plan again")
+        try:
+            data["shape"] = Shape(**data["shape"])
+            data["gpu"] = GpuProfile(**data["gpu"])
+            data["launches"] = tuple(Launch(**{**launch, "rows": tuple(launch["rows"])}) for launch in data["launches"])
+            for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
+                if data[name] is not None:
+                    data[name] = np.array(data[name], dtype=np.int32)
+            data["items"] = data["items"].reshape(-1, 3)
+            plan = cls(**data)
+        except (KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"this is not the JSON of a plan ({type(error).__name__}: {error})") from None
+        return plan.validate()
+
+    def __str__(self) -> str:
+        from pkv.planchecks import as_table
+
+        return as_table(self)
+
+
+def int_lengths(lengths: "Sequence[int] | torch.Tensor | npt.NDArray[Any]") -> Int32Array:
+    """Row lengths as an int32 array; a GPU tensor is copied once. Errors name the row.
+
+    >>> int_lengths([5, 40]).tolist()
+    [5, 40]
+    """
+    if isinstance(lengths, torch.Tensor):
+        lengths = lengths.detach().cpu().numpy()
+    try:
+        array = np.asarray(lengths)
+    except ValueError:
+        raise TypeError("lengths must be a flat list of ints, one per row") from None
+    if array.size == 0:
+        array = array.astype(np.int32)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"lengths must be a flat list of ints, one per row; got {array.dtype} of shape {array.shape}")
+    for bad in np.flatnonzero((array < 0) | (array > 2**31 - 1))[:1]:
+        raise ValueError(f"lengths[{bad}] = {array[bad]} must lie in 0 .. 2**31 - 1 (tokens of row {bad})")
+    return array.astype(np.int32)

@@ -1,0 +1,91 @@
+"""Shape: the sizes of a model's attention that do not change from step to step."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+HEADS_PER_PROGRAM = 32  # query heads; more would not fit a program's registers
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes that do not change from step to step.
+
+    n_q_heads, n_kv_heads (a divisor of n_q_heads), head_dim (elements), page_size (tokens); dtype of q and of the
+    result, kv_dtype of the cache (None: the same). dtypes may be given by name: Shape(32, 8, 128, 16, "float16").
+    """
+
+    n_q_heads: int
+    n_kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("n_q_heads", "n_kv_heads", "head_dim", "page_size"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} = {value} must be at least 1")
+        if self.n_q_heads % self.n_kv_heads:
+            raise ValueError(
+                f"n_q_heads = {self.n_q_heads} is not a multiple of n_kv_heads = {self.n_kv_heads}: "
+                "each KV head serves the same number of query heads"
+            )
+        dtype = dtype_named(self.dtype)
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "kv_dtype", dtype if self.kv_dtype is None else dtype_named(self.kv_dtype))
+
+    @classmethod
+    def of(cls, q: torch.Tensor, cache: Any) -> "Shape":
+        """The shape of q [n_rows, n_q_heads, head_dim] and a PagedKVCache."""
+        return cls(q.shape[1], cache.n_kv_heads, cache.head_dim, cache.page_size, q.dtype, cache.dtype)
+
+    @property
+    def group(self) -> int:
+        """Query heads per KV head."""
+        return self.n_q_heads // self.n_kv_heads
+
+    @property
+    def head_blocks(self) -> int:
+        """Programs that share one KV head's group: one per 32 query heads, in fp32 one per query head."""
+        return self.group if self.dtype == torch.float32 else -(-self.group // HEADS_PER_PROGRAM)
+
+    @property
+    def grid_heads(self) -> int:
+        """Programs per item: the grid's head axis."""
+        return self.n_kv_heads * self.head_blocks
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of K and V of one token, all KV heads."""
+        assert self.kv_dtype is not None
+        return 2 * self.n_kv_heads * self.head_dim * self.kv_dtype.itemsize
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "n_q_heads": self.n_q_heads,
+            "n_kv_heads": self.n_kv_heads,
+            "head_dim": self.head_dim,
+            "page_size": self.page_size,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "kv_dtype": str(self.kv_dtype).removeprefix("torch."),
+        }
+
+    def __str__(self) -> str:
+        kv = "" if self.kv_dtype == self.dtype else f" (cache {str(self.kv_dtype).removeprefix('torch.')})"
+        return (
+            f"{self.n_q_heads} query heads, {self.n_kv_heads} KV heads, head_dim {self.head_dim}, "
+            f"pages of {self.page_size}, {str(self.dtype).removeprefix('torch.')}{kv}"
+        )
+
+
+def dtype_named(dtype: "torch.dtype | str") -> torch.dtype:
+    """torch.float16 for torch.float16, "float16" or "torch.float16"."""
+    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise TypeError(f"dtype = {dtype!r} must be a floating-point dtype, such as torch.float16")
+    return found

@@ -1,0 +1,42 @@
+"""The stages, in reading order, and what every stage is.
+
+A stage is a module with
+
+    PLANNED_ON                      "gpu": its kernels find their work from the lengths on the GPU; "host": plan() must
+                                    know the lengths
+    plan(lengths, shape, *, ...)    int32 lengths -> Plan; pure, on the CPU, needs neither Triton nor a GPU
+    launch(q, cache, plan, scale, out, lse)
+                                    run the plan: fills out [n_rows, n_q_heads, head_dim] and
+                                    lse [n_rows, n_q_heads] (fp32)
+
+Stages differ in who does which tiles; the attention maths (tile.py) and the merge (merging.py) are the same in all.
+"""
+
+from typing import Any, Protocol
+
+import torch
+
+from pkv.cache import PagedKVCache
+from pkv.plans import Int32Array, Plan, Shape
+from pkv.stages import s0_reference, s1_length_buckets, s1_split_kv
+
+
+class Stage(Protocol):
+    """The contract above, for the type checker."""
+
+    PLANNED_ON: str
+
+    @staticmethod
+    def plan(lengths: Int32Array, shape: Shape, **options: Any) -> Plan: ...
+
+    @staticmethod
+    def launch(
+        q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+    ) -> None: ...
+
+
+STAGES: dict[str, Any] = {
+    "reference": s0_reference,
+    "split_kv": s1_split_kv,
+    "length_buckets": s1_length_buckets,
+}

@@ -1,0 +1,66 @@
+"""Stage 0, reference: PyTorch, row by row through the block table. The specification of every other stage.
+
+For row r with L tokens, query head h and KV head j = h // G:
+
+    token t  = slot t % page_size of page table[r, t // page_size]
+    score[t] = scale * q[r, h] . k[t, j]          t = 0 .. L - 1
+    out      = sum_t softmax(score)[t] * v[t, j]
+    lse      = log(sum_t exp(score[t]))           natural logarithm
+    L = 0:     out = 0, lse = -inf
+
+Lengths [5, 40] give the items (0, 0:5), (1, 0:40): one per row, and no kernel launch of ours.
+"""
+
+import numpy as np
+import torch
+
+from pkv.cache import PagedKVCache
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.plans import Int32Array, Plan, Shape
+
+PLANNED_ON = "host"
+
+
+def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = None) -> Plan:
+    """One item per row, all of it."""
+    n_rows = len(lengths)
+    rows = np.arange(n_rows)
+    return Plan(
+        stage="reference",
+        shape=shape,
+        lengths=lengths,
+        items=np.stack([rows, np.zeros_like(rows), lengths], axis=1),
+        program_offsets=np.arange(n_rows + 1, dtype=np.int32),
+        partial_offsets=np.arange(n_rows + 1, dtype=np.int32),
+        launches=(),
+        tile=1,
+        gpu=resolve_gpu(gpu),
+        programs_per_sm=1,
+    )
+
+
+def launch(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Fill out and lse row by row."""
+    for row in range(plan.n_rows):
+        # read n_kv_heads * head_dim * L elements of K and as many of V, whatever the number of query heads
+        k, v = cache.gather(row)  # [L, n_kv_heads, head_dim]
+        out[row], lse[row] = attend_row(q[row], k, v, scale)
+
+
+def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of one token over one row: q [n_q_heads, head_dim], k and v [L, n_kv_heads, head_dim].
+
+    Computes in fp32, or in fp64 where an input is fp64. Returns out [n_q_heads, head_dim] and lse [n_q_heads].
+    """
+    n_q_heads, head_dim = q.shape
+    n_tokens, n_kv_heads, _ = k.shape
+    wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    if n_tokens == 0:  # the softmax of no scores does not exist
+        return q.new_zeros(n_q_heads, head_dim, dtype=wide), q.new_full((n_q_heads,), -torch.inf, dtype=wide)
+    grouped = q.to(wide).view(n_kv_heads, n_q_heads // n_kv_heads, head_dim)  # head h is [h // G, h % G]
+    scores = scale * torch.einsum("jgd,tjd->jgt", grouped, k.to(wide))  # 2 * n_q_heads * L * head_dim flop
+    lse = torch.logsumexp(scores, dim=-1)
+    out = torch.einsum("jgt,tjd->jgd", torch.exp(scores - lse[..., None]), v.to(wide))  # as many again
+    return out.reshape(n_q_heads, head_dim), lse.reshape(n_q_heads)

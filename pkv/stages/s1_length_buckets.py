@@ -1,0 +1,65 @@
+"""Stage 1, length buckets: rows of equal length share a launch, so every bound is exact, at a launch per length.
+
+The kernel is split_kv's: in a bucket the longest row is every row, so no split is empty. The price is one decode and
+one merge launch per distinct length: eight rows of eight lengths cost 16 launches where split_kv needs 2.
+
+Lengths [40, 5, 40], tile 16, splits 2: buckets 5 (row 1) and 40 (rows 0 and 2).
+"""
+
+import numpy as np
+
+from pkv.configs import choose_tile, programs_per_sm
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.plans import Int32Array, Launch, Plan, Shape
+from pkv.stages.s1_split_kv import default_splits, launch, launches_of, split_items
+
+__all__ = ["PLANNED_ON", "launch", "plan"]
+
+PLANNED_ON = "host"
+
+
+def plan(
+    lengths: Int32Array,
+    shape: Shape,
+    *,
+    splits: int | None = None,
+    tile: int | None = None,
+    gpu: "str | GpuProfile | None" = None,
+) -> Plan:
+    """One bucket per distinct length, shortest first; `splits` per row (default: each bucket fills the GPU once)."""
+    profile = resolve_gpu(gpu)
+    tile = choose_tile(tile)
+    resident = programs_per_sm(shape, profile, tile)
+    n_rows = len(lengths)
+    row_splits = np.ones(n_rows, dtype=np.int64)
+    buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]
+    for length, rows in buckets:
+        fill = default_splits(len(rows) * shape.grid_heads, length, tile, profile.n_sms * resident)
+        row_splits[rows] = (splits or fill) if length else 1
+
+    partial_offsets = np.concatenate([[0], np.cumsum(row_splits)])
+    items = np.empty((partial_offsets[-1], 3), dtype=np.int32)
+    for row, length in enumerate(lengths.tolist()):
+        items[partial_offsets[row] : partial_offsets[row + 1]] = split_items(
+            lengths[[row]], length, row_splits[row], tile
+        )
+        items[partial_offsets[row] : partial_offsets[row + 1], 0] = row
+
+    order: list[int] = []
+    launches: list[Launch] = []
+    for _, rows in buckets:
+        launches += launches_of(tuple(rows.tolist()), len(order), int(row_splits[rows[0]]))
+        order += [item for row in rows for item in range(partial_offsets[row], partial_offsets[row + 1])]
+    return Plan(
+        stage="length_buckets",
+        shape=shape,
+        lengths=lengths,
+        items=items,
+        program_offsets=np.arange(len(items) + 1, dtype=np.int32),
+        partial_offsets=partial_offsets,
+        item_order=np.array(order, dtype=np.int32),
+        launches=tuple(launches),
+        tile=tile,
+        gpu=profile,
+        programs_per_sm=resident,
+    )

@@ -1,0 +1,149 @@
+"""Stage 1, split-KV: cut every row into as many splits as the longest row gets, so that few rows still fill the GPU.
+
+The grid is rows x KV heads x splits. Bounds come from the longest row's tiles, so a short row's later splits hold no
+token: their programs start, find nothing, write an empty state and leave. They are visible as empty items.
+
+Lengths [5, 40], tile 16, splits 2: the longest row has 3 tiles, cut 0:1 and 1:3, so the items are
+(0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40).
+
+The kernel finds the longest row itself, from the lengths on the GPU. So it needs nothing from the host: with
+`dynamic=True` one plan serves every step while lengths change, also inside a captured CUDA graph.
+"""
+
+import numpy as np
+import torch
+
+from pkv._triton import tl, triton
+from pkv.cache import PagedKVCache
+from pkv.configs import choose_tile, programs_per_sm
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.launching import KernelArgs
+from pkv.merging import launch_merge
+from pkv.plans import Int32Array, Launch, Plan, Shape
+from pkv.tile import attend_tokens, load_query, store_state
+
+PLANNED_ON = "gpu"
+MIN_TILES_PER_SPLIT = 2  # a shorter split costs more in its partial state than it saves
+
+
+def plan(
+    lengths: Int32Array,
+    shape: Shape,
+    *,
+    splits: int | None = None,
+    tile: int | None = None,
+    gpu: "str | GpuProfile | None" = None,
+    dynamic: bool = False,
+) -> Plan:
+    """`splits` splits per row (default: enough to fill the GPU once); dynamic: the lengths are upper bounds."""
+    profile = resolve_gpu(gpu)
+    tile = choose_tile(tile)
+    resident = programs_per_sm(shape, profile, tile)
+    n_rows = len(lengths)
+    longest = int(lengths.max(initial=0))
+    n_splits = splits or default_splits(n_rows * shape.grid_heads, longest, tile, profile.n_sms * resident)
+    n_items = n_rows * n_splits if longest else n_rows
+    n_splits = n_items // max(n_rows, 1)
+    every_row = tuple(range(n_rows))
+    return Plan(
+        stage="split_kv",
+        shape=shape,
+        lengths=lengths,
+        items=split_items(lengths, longest, n_splits, tile),
+        program_offsets=np.arange(n_items + 1, dtype=np.int32),
+        partial_offsets=np.arange(n_rows + 1, dtype=np.int32) * n_splits,
+        launches=launches_of(every_row, 0, n_splits),
+        tile=tile,
+        gpu=profile,
+        programs_per_sm=resident,
+        dynamic=dynamic,
+    )
+
+
+def default_splits(n_rows_and_heads: int, longest: int, tile: int, resident_programs: int) -> int:
+    """As many splits as let all programs of the batch reside on the GPU at once, none shorter than it pays.
+
+    >>> default_splits(n_rows_and_heads=8, longest=1024, tile=16, resident_programs=112)
+    14
+    """
+    n_tiles = -(-longest // tile)
+    fill = resident_programs // max(n_rows_and_heads, 1)
+    return max(1, min(fill, n_tiles // MIN_TILES_PER_SPLIT))
+
+
+def split_items(lengths: Int32Array, longest: int, n_splits: int, tile: int) -> Int32Array:
+    """Items of rows cut like the longest one: split s of S covers its tiles [n * s // S, n * (s + 1) // S)."""
+    n_tiles = -(-longest // tile)
+    bounds = n_tiles * np.arange(n_splits + 1, dtype=np.int64) // max(n_splits, 1) * tile
+    rows = np.repeat(np.arange(len(lengths)), n_splits)
+    row_ends = np.repeat(lengths, n_splits)
+    begins = np.tile(bounds[:-1], len(lengths))
+    ends = np.clip(np.tile(bounds[1:], len(lengths)), begins, None)
+    ends = np.maximum(np.minimum(ends, row_ends), begins)
+    return np.stack([rows, begins, ends], axis=1).astype(np.int32)
+
+
+def launches_of(rows: tuple[int, ...], first_program: int, n_splits: int) -> tuple[Launch, ...]:
+    """The decode launch of some rows cut into n_splits each, and the merge launch where there is anything to merge."""
+    if not rows:
+        return ()
+    decode = Launch("decode", rows, first_program, first_program + len(rows) * n_splits, n_splits)
+    return (decode, Launch("merge", rows)) if n_splits > 1 else (decode,)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_splits"])
+def split_kv_kernel(
+    q, cache, result, partials, partial_offsets, row_ids, n_rows, n_splits, qk_scale, SHAPE: tl.constexpr
+):
+    """One program per (row, split, KV head): find my tokens, attend, store a state."""
+    # who am I: KV heads run fastest, so neighbouring programs read neighbouring memory
+    GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
+    grid_head = tl.program_id(0) % GRID_HEADS
+    split = tl.program_id(0) // GRID_HEADS % n_splits
+    row = tl.program_id(0) // GRID_HEADS // n_splits
+    longest = longest_row(cache.lengths, row_ids, n_rows)
+    if row_ids is not None:
+        row = tl.load(row_ids + row)
+    # which tokens are mine: this split's share of the longest row, as far as my row reaches
+    n_tiles = tl.cdiv(longest, SHAPE.BLOCK_N).to(tl.int64)
+    begin = (n_tiles * split // n_splits * SHAPE.BLOCK_N).to(tl.int32)
+    end = (n_tiles * (split + 1) // n_splits * SHAPE.BLOCK_N).to(tl.int64)
+    end = tl.minimum(end, tl.load(cache.lengths.ptr + row * cache.lengths.strides[0]).to(tl.int64)).to(tl.int32)
+    # the maths, the same in every stage
+    query = load_query(q, row, grid_head, SHAPE)
+    out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
+    if n_splits == 1:
+        store_state(result, row, grid_head, out, lse, SHAPE)
+    else:
+        store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE)
+
+
+@triton.jit
+def longest_row(lengths, row_ids, n_rows):
+    """The greatest length among the launch's rows."""
+    longest = 0
+    for first in range(0, n_rows, 128):
+        index = first + tl.arange(0, 128)
+        rows = index
+        if row_ids is not None:
+            rows = tl.load(row_ids + index, mask=index < n_rows, other=0)
+        row_lengths = tl.load(lengths.ptr + rows.to(tl.int64) * lengths.strides[0], mask=index < n_rows, other=0)
+        longest = tl.maximum(longest, tl.max(row_lengths, 0))
+    return longest
+
+
+def launch(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Run the plan's launches in order: decode, then merge where rows are split."""
+    args = KernelArgs(q, cache, plan, scale, out, lse)
+    for step in plan.launches:
+        row_ids = plan.rows_tensor(step, q.device)
+        if step.kernel == "merge":
+            launch_merge(args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), args.shape)
+            continue
+        grid = ((step.end - step.begin) * plan.shape.grid_heads,)
+        split_kv_kernel[grid](
+            args.q, args.cache, args.result, args.partials, args.partial_offsets, row_ids,
+            len(step.rows), step.n_splits, args.qk_scale, args.shape, **args.options,
+        )  # fmt: skip
