@@ -1,0 +1,33 @@
+"""Pictures of plans, pages, programs and states. Each function reads values and returns a Picture; nothing is kept.
+
+>>> from pkv import Shape, plan, viz
+>>> picture = viz.draw_plan(plan([5, 40], Shape(4, 2, 64, 4, "float16"), splits=2, gpu="rtx3060"))
+>>> picture.alt.split(";")[0]
+'split_kv: 2 rows become 4 items, 8 programs in 2 launches'
+"""
+
+from pkv.viz.notebook import plan_mimebundle, register
+from pkv.viz.pages import draw_pages
+from pkv.viz.plandrawing import draw_plan, plan_svg
+from pkv.viz.plots import draw_roofline, flop_per_byte, flop_per_token, roofs_of
+from pkv.viz.programs import draw_programs
+from pkv.viz.states import WAYS, Part, draw_merge, merge_steps
+from pkv.viz.svg import Picture
+
+__all__ = [
+    "WAYS",
+    "Part",
+    "Picture",
+    "draw_merge",
+    "draw_pages",
+    "draw_plan",
+    "draw_programs",
+    "draw_roofline",
+    "flop_per_byte",
+    "flop_per_token",
+    "merge_steps",
+    "plan_mimebundle",
+    "plan_svg",
+    "register",
+    "roofs_of",
+]

@@ -1,0 +1,136 @@
+"""Figures with axes: the only file that imports matplotlib, and only when something is drawn.
+
+Decode attention on a roofline. One token of one row costs 4 * n_q_heads * head_dim flop (q . k, then weight * v, each a
+multiply and an add) and kv_bytes_per_token bytes, so flop per byte do not depend on the length at all. With 32 query
+heads, 8 KV heads and 2-byte elements they are 4, the group G: K and V are read once for G heads.
+"""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from pkv.plans import Shape
+from pkv.viz.svg import FONT, GREY, INK, PALETTE, Picture
+
+MISSING = "this figure needs matplotlib: pip install matplotlib, into the environment of this kernel"
+MEASURED_IN = "DejaVu Sans"  # comes with matplotlib; the reader's browser may draw in a similar one
+STYLE: Any = {
+    "svg.hashsalt": "pkv",  # the same ids, so the same text, every time
+    "svg.fonttype": "none",
+    "font.family": MEASURED_IN,
+    "font.size": 11,
+    "axes.edgecolor": GREY,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+
+
+@dataclass(frozen=True)
+class Roofs:
+    """What a card can do at most, by its data sheet."""
+
+    title: str
+    gb_per_s: float
+    tflop_per_s: float  # fp16 or bf16, tensor cores, dense
+
+    @property
+    def ridge(self) -> float:
+        """Flop per byte from which on arithmetic, not memory, is the limit."""
+        return self.tflop_per_s * 1e3 / self.gb_per_s
+
+    def attainable(self, flop_per_byte: float) -> float:
+        """TFLOP/s under both roofs."""
+        return min(self.tflop_per_s, flop_per_byte * self.gb_per_s / 1e3)
+
+
+def roofs_of(name: str) -> Roofs:
+    """The roofs of a shipped profile.
+
+    >>> round(roofs_of("h200").ridge)
+    206
+    """
+    fields = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
+    return Roofs(fields["title"], fields["nominal_gb_per_s"], fields["nominal_fp16_tflop_per_s"])
+
+
+def flop_per_token(shape: Shape) -> int:
+    """Arithmetic for one cached token of one row, all query heads."""
+    return 4 * shape.n_q_heads * shape.head_dim
+
+
+def flop_per_byte(shape: Shape) -> float:
+    """The arithmetic intensity of decode attention; q and the result are small beside K and V.
+
+    >>> flop_per_byte(Shape(32, 8, 128, 16, "float16"))
+    4.0
+    """
+    return flop_per_token(shape) / shape.kv_bytes_per_token
+
+
+def draw_roofline(shapes: Mapping[str, Shape], gpus: Sequence[str] = ("rtx3060", "h200")) -> Picture:
+    """Where decode attention with these shapes lies under the roofs of these cards."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    cards = [roofs_of(name) for name in gpus]
+    points = {name: flop_per_byte(shape) for name, shape in shapes.items()}
+    far = max(card.ridge / max(points.values()) for card in cards)
+    near = min(card.ridge / max(points.values()) for card in cards)
+    title = f"Decode attention is bound by memory: {near:.0f} to {far:.0f} times left of the ridge at best"
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(9.2, 4.6), layout="constrained")
+        axes = figure.add_subplot()
+        _draw_roofs(axes, cards)
+        _draw_points(axes, cards, points)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    ridges = "; ".join(
+        f"{card.title}: {card.gb_per_s:g} GB/s, {card.tflop_per_s:g} TFLOP/s, ridge at {card.ridge:.0f} flop/byte"
+        for card in cards
+    )
+    marks = ", ".join(f"{name}: {value:g} flop/byte" for name, value in points.items())
+    svg = buffer.getvalue().decode().replace(f"'{MEASURED_IN}'", FONT)
+    return Picture(svg, f"{title}. {marks}. {ridges}.")
+
+
+def _draw_roofs(axes: Any, cards: Sequence[Roofs]) -> None:
+    left, right = 0.5, 2048.0
+    for index, card in enumerate(cards):
+        style = ("-", "--", "-.")[index % 3]
+        xs = [left, card.ridge, right]
+        axes.plot(xs, [card.attainable(x) for x in xs], style, color=PALETTE[index], linewidth=2)
+        axes.annotate(
+            f"{card.title}\n{card.gb_per_s:g} GB/s, {card.tflop_per_s:g} TFLOP/s fp16",
+            (right, card.tflop_per_s), xytext=(0, 5), textcoords="offset points", ha="right", va="bottom", fontsize=10,
+        )  # fmt: skip
+        axes.annotate(
+            f"ridge: {card.ridge:.0f} flop/byte", (card.ridge, card.tflop_per_s),
+            xytext=(6, -16), textcoords="offset points", fontsize=9, color=GREY,
+        )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlim(left, right)
+    ticks = [2**power for power in range(-1, 12, 1)]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_yticks(values := [0.1, 1, 10, 100, 1000], [f"{value:g}" for value in values])
+    axes.set_ylim(0.1, 3000)
+    axes.minorticks_off()
+    axes.set_xlabel("arithmetic intensity: flop per byte read")
+    axes.set_ylabel("attainable TFLOP/s")
+    axes.grid(color="#e6e6e6")
+
+
+def _draw_points(axes: Any, cards: Sequence[Roofs], points: Mapping[str, float]) -> None:
+    for number, (name, value) in enumerate(points.items()):
+        heights = [card.attainable(value) for card in cards]
+        axes.plot([value] * len(cards), heights, linestyle="", marker="osD^v"[number % 5], color=INK, markersize=7)
+        axes.plot([value, value], [0.1, max(heights)], ":", color=GREY, linewidth=1)
+        axes.annotate(
+            name, (value, 0.1), xytext=(4, 6), textcoords="offset points", fontsize=10, rotation=90, va="bottom"
+        )
