@@ -1,0 +1,98 @@
+"""Fixtures of all tests: a GPU or the reason why not, memory that starts as NaN, launches counted, fresh processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pkv
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLES = "table for the summary"  # record_property(TABLES, text) prints text at the end of the run
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for item in items:
+        marker = item.get_closest_marker("gpu")
+        if marker and n_gpus < (wanted := marker.kwargs.get("n", 1)):
+            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} CUDA GPU(s), torch sees {n_gpus}"))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    tables = [
+        text
+        for report in reports
+        if getattr(report, "when", "") == "call"
+        for name, text in report.user_properties
+        if name == TABLES
+    ]
+    if tables:
+        terminalreporter.section("compiled without a GPU")
+        for text in tables:
+            terminalreporter.write_line(text)
+
+
+@pytest.fixture
+def nan_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Uninitialised memory holds NaN, as it may on a GPU: what is read before it is written shows."""
+
+    def poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def empty(*args: Any, **kwargs: Any) -> torch.Tensor:
+            tensor = make(*args, **kwargs)
+            return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+        return empty
+
+    for name in ("empty", "empty_like", "empty_strided"):
+        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    assert torch.empty(3).isnan().all()
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the stages launched so far."""
+    names: list[str] = []
+    for name, module in pkv.STAGES.items():
+
+        def launch(*args: Any, _name: str = name, _launch: Any = module.launch, **kwargs: Any) -> None:
+            names.append(_name)
+            _launch(*args, **kwargs)
+
+        monkeypatch.setattr(module, "launch", launch)
+    return names
+
+
+class Fresh:
+    """What a new Python process printed."""
+
+    def __init__(self, done: subprocess.CompletedProcess[str]) -> None:
+        self.out, self.err, self.code = done.stdout, done.stderr, done.returncode
+
+
+@pytest.fixture
+def fresh() -> Callable[..., Fresh]:
+    """fresh(code, **env) runs code in a new process without a GPU and without TRITON_INTERPRET; env None unsets."""
+
+    def run(code: str, *, ok: bool = True, timeout: float = 240, **env: str | None) -> Fresh:
+        variables = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+        variables |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        for key, value in env.items():
+            variables.pop(key, None)
+            if value is not None:
+                variables[key] = value
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        result = Fresh(subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout))
+        assert not ok or result.code == 0, f"exit code {result.code}\n{result.out}\n{result.err}"
+        return result
+
+    return run
