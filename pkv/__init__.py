@@ -9,10 +9,12 @@ torch.Size([2, 8, 64])
 
 from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
 from pkv.cache import PagedKVCache
+from pkv.counters import Counters
 from pkv.decoding import decode, plan, run
 from pkv.gpus import GpuProfile
 from pkv.merging import merge
-from pkv.plans import Counters, Plan, Shape
+from pkv.plans import Plan
+from pkv.shapes import Shape
 from pkv.stages import STAGES
 
 __version__ = "0.1.0"

@@ -16,7 +16,7 @@ from importlib import resources
 import torch
 
 from pkv.gpus import ArchLimits, GpuProfile
-from pkv.plans import Shape
+from pkv.shapes import Shape
 
 SMALLEST_DOT = 16  # tl.dot takes no smaller side on a GPU
 LARGEST_HEAD_DIM = 256
@@ -127,6 +127,7 @@ def compiled_figures() -> dict[str, dict[str, list[int]]]:
 def resident_programs(registers: int, shared: int, num_warps: int, limits: ArchLimits) -> int:
     """Programs that fit on one SM at once; at least 1.
 
+    >>> from pkv.gpus import ARCH_LIMITS
     >>> resident_programs(registers=194, shared=20488, num_warps=1, limits=ARCH_LIMITS[86])
     4
     """

@@ -16,12 +16,14 @@ from pkv._triton import require_launchable
 from pkv.cache import PagedKVCache
 from pkv.configs import LARGEST_HEAD_DIM
 from pkv.gpus import GpuProfile, gpu_of
-from pkv.plans import Int32Array, Plan, Shape, int_lengths
+from pkv.merging import MOST_DIM_BLOCKS
+from pkv.plans import Plan, int_lengths
+from pkv.shapes import Shape
 from pkv.stages import STAGES
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEFAULT_STAGE = "split_kv"  # the best stage that needs nothing from the host
-LARGEST_GRID = 2**31 - 1
+LARGEST_GRID = LONGEST_ROW = 2**31 - 1
 
 
 def plan(
@@ -41,25 +43,19 @@ def plan(
     [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 40]]
     """
     module = find_stage(stage)
+    check_options(stage, options)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
-    known = [name for name, p in inspect.signature(module.plan).parameters.items() if p.kind is p.KEYWORD_ONLY]
-    for name in options:
-        if name not in known:
-            raise TypeError(f"stage {stage!r} has no option {name!r}; it has {', '.join(known)}")
-    for name in ("splits", "tile"):
-        value = options.get(name)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-    if options.get("splits") is not None and options["splits"] < 1:
-        raise ValueError(f"splits = {options['splits']} must be at least 1 (None chooses)")
     if stage != "reference":
         check_kernel_shape(shape)
-    made: Plan = module.plan(int_lengths(lengths), shape, **options)
-    if made.n_items * shape.grid_heads > LARGEST_GRID:
+    row_lengths = int_lengths(lengths)
+    n_rows, splits = len(row_lengths), options.get("splits") or 1
+    if n_rows * max(splits * shape.grid_heads, shape.n_q_heads * MOST_DIM_BLOCKS) > LARGEST_GRID:
         raise ValueError(
-            f"{made.n_items} items x {shape.grid_heads} heads exceed a grid of 2**31 - 1 programs: use fewer splits"
+            f"{n_rows} rows x {splits} splits x {shape.grid_heads} heads exceed a grid of 2**31 - 1 programs: "
+            "use fewer splits, or decode the rows in parts"
         )
+    made: Plan = module.plan(row_lengths, shape, **options)
     return made
 
 
@@ -121,6 +117,8 @@ def decode(
     check_arrays(q, cache, out)
     shape = Shape.of(q, cache)
     name = DEFAULT_STAGE if stage is None else stage
+    if options:
+        check_options(name, options)
     if find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda":
         made = _capacity_plan(
             cache.n_rows, cache.capacity, shape, name, options.pop("gpu", None) or gpu_of(q.device), **options
@@ -139,7 +137,22 @@ def _capacity_plan(
     n_rows: int, capacity: int, shape: Shape, stage: str, gpu: "str | GpuProfile", **options: Any
 ) -> Plan:
     """A plan for rows of any length up to the table's capacity; the kernels read the true lengths."""
-    return plan(np.full(n_rows, capacity, dtype=np.int32), shape, stage=stage, gpu=gpu, dynamic=True, **options)
+    return plan([min(capacity, LONGEST_ROW)] * n_rows, shape, stage=stage, gpu=gpu, dynamic=True, **options)
+
+
+def check_options(stage: str, options: dict[str, Any]) -> None:
+    """Only options that the stage has, of the right type."""
+    parameters = inspect.signature(find_stage(stage).plan).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(f"stage {stage!r} has no option {name!r}; it has {', '.join(known)}")
+        if name in ("splits", "tile") and value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+            raise TypeError(f"{name} must be an int, got {value!r}")
+        if name == "splits" and value is not None and value < 1:
+            raise ValueError(f"splits = {value} must be at least 1 (None chooses)")
+        if name == "gpu" and not isinstance(value, (str, GpuProfile, type(None))):
+            raise TypeError(f"gpu must be a profile's name or a pkv.GpuProfile, got {value!r}")
 
 
 def find_stage(name: str) -> Any:
@@ -209,6 +222,8 @@ def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) ->
         raise ValueError(f"plan was made for another shape ({plan.shape}), q and cache have {shape}: make a new plan")
     if plan.n_rows != cache.n_rows:
         raise ValueError(f"plan has {plan.n_rows} rows, the cache {cache.n_rows}: make a new plan")
+    if plan.dynamic and plan.least_bound >= cache.capacity:
+        return
     lengths = cache.host_lengths
     if lengths is None and check:
         lengths = int_lengths(cache.lengths)
@@ -221,8 +236,3 @@ def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) ->
             f"plan is stale or of another cache: row {row} has {lengths[row]} tokens, "
             f"it was planned for {'at most ' if plan.dynamic else ''}{plan.lengths[row]}: make a new plan for each step"
         )
-
-
-def host_lengths_of(cache: PagedKVCache) -> Int32Array:
-    """The lengths on the host: known ones, else one copy from the GPU."""
-    return int_lengths(cache.lengths) if cache.host_lengths is None else cache.host_lengths

@@ -6,7 +6,8 @@ import torch
 
 from pkv.cache import PagedKVCache
 from pkv.configs import TileConfig, block_heads, block_of, choose_config
-from pkv.plans import Plan, Shape
+from pkv.plans import Plan
+from pkv.shapes import Shape
 from pkv.tile import LOG2_E, CacheArgs, KernelShape, StateArgs, Strided
 
 COPY_BYTES = 16  # an asynchronous copy (cp.async) moves 16 bytes from a multiple of 16

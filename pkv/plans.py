@@ -91,6 +91,11 @@ class Plan:
         return any(launch.kernel == "merge" for launch in self.launches)
 
     @cached_property
+    def least_bound(self) -> int:
+        """The least of the lengths: with `dynamic`, no row of at most so many tokens can exceed the plan."""
+        return int(self.lengths.min(initial=2**31 - 1))
+
+    @cached_property
     def counters(self) -> Counters:
         return count(self)
 

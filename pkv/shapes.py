@@ -1,5 +1,6 @@
 """Shape: the sizes of a model's attention that do not change from step to step."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +40,10 @@ class Shape:
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "kv_dtype", dtype if self.kv_dtype is None else dtype_named(self.kv_dtype))
 
-    @classmethod
-    def of(cls, q: torch.Tensor, cache: Any) -> "Shape":
+    @staticmethod
+    def of(q: torch.Tensor, cache: Any) -> "Shape":
         """The shape of q [n_rows, n_q_heads, head_dim] and a PagedKVCache."""
-        return cls(q.shape[1], cache.n_kv_heads, cache.head_dim, cache.page_size, q.dtype, cache.dtype)
+        return _made(q.shape[1], cache.n_kv_heads, cache.head_dim, cache.page_size, q.dtype, cache.dtype)
 
     @property
     def group(self) -> int:
@@ -81,6 +82,12 @@ class Shape:
             f"{self.n_q_heads} query heads, {self.n_kv_heads} KV heads, head_dim {self.head_dim}, "
             f"pages of {self.page_size}, {str(self.dtype).removeprefix('torch.')}{kv}"
         )
+
+
+@functools.lru_cache(maxsize=256)
+def _made(*sizes: Any) -> Shape:
+    """Shapes recur at every step: make and check each once."""
+    return Shape(*sizes)
 
 
 def dtype_named(dtype: "torch.dtype | str") -> torch.dtype:

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from pkv.configs import ConfigKey, TileConfig, choose_config, every_key
 from pkv.gpus import GpuProfile
 from pkv.launching import kernel_shape
-from pkv.plans import Shape
+from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import split_kv_kernel
 from pkv.tile import CacheArgs, StateArgs, Strided
 

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 import torch
 
 from pkv.cache import PagedKVCache
-from pkv.plans import Int32Array, Plan, Shape
+from pkv.plans import Int32Array, Plan
+from pkv.shapes import Shape
 from pkv.stages import s0_reference, s1_length_buckets, s1_split_kv
 
 

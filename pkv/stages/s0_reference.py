@@ -16,7 +16,8 @@ import torch
 
 from pkv.cache import PagedKVCache
 from pkv.gpus import GpuProfile, resolve_gpu
-from pkv.plans import Int32Array, Plan, Shape
+from pkv.plans import Int32Array, Plan
+from pkv.shapes import Shape
 
 PLANNED_ON = "host"
 
@@ -42,7 +43,8 @@ def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = 
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Fill out and lse row by row."""
+    """Fill out and lse row by row; like every kernel, without gradients."""
+    q = q.detach()
     for row in range(plan.n_rows):
         # read n_kv_heads * head_dim * L elements of K and as many of V, whatever the number of query heads
         k, v = cache.gather(row)  # [L, n_kv_heads, head_dim]

@@ -10,7 +10,8 @@ import numpy as np
 
 from pkv.configs import choose_tile, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
-from pkv.plans import Int32Array, Launch, Plan, Shape
+from pkv.plans import Int32Array, Launch, Plan
+from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import default_splits, launch, launches_of, split_items
 
 __all__ = ["PLANNED_ON", "launch", "plan"]
@@ -34,7 +35,7 @@ def plan(
     row_splits = np.ones(n_rows, dtype=np.int64)
     buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]
     for length, rows in buckets:
-        fill = default_splits(len(rows) * shape.grid_heads, length, tile, profile.n_sms * resident)
+        fill = default_splits(len(rows), shape, length, tile, profile.n_sms, resident)
         row_splits[rows] = (splits or fill) if length else 1
 
     partial_offsets = np.concatenate([[0], np.cumsum(row_splits)])
