@@ -116,8 +116,8 @@ def _notes_on_boxes(plan: Plan, axis: Axis) -> list[str]:
     if not plan.n_items:
         return []
     label = {
-        "range": "A box is an item: tokens begin:end of its row.",
-        "number": "A box is an item, with its number if that fits.",
+        "range": "A box is an item, with its tokens begin:end if they fit.",
+        "number": "A box is an item, with its number if it fits.",
     }
     key = "program" if (np.diff(plan.program_offsets) > 1).any() else "place in the row"
     notes = [label[_label_of(plan, axis)] + f" Colour: its {key}."]
@@ -134,7 +134,7 @@ def _launch_names(plan: Plan) -> list[str]:
     for number, launch in enumerate(plan.launches, 1):
         for row in launch.rows:
             names[row].append(str(number))
-    return [f"launch {' and '.join(numbers)}" for numbers in names]
+    return [f"launch {'+'.join(numbers)}" for numbers in names]
 
 
 def _detailed_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:

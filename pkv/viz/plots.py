@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from pkv.plans import Shape
+from pkv.shapes import Shape
 from pkv.viz.svg import FONT, GREY, INK, PALETTE, Picture
 
 MISSING = "this figure needs matplotlib: pip install matplotlib, into the environment of this kernel"

@@ -6,6 +6,7 @@ slider and in a test is one string.
 
 import base64
 import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -142,3 +143,14 @@ def token_ticks(longest: int, n_most: int = 8) -> list[int]:
     while step * n_most < longest:
         step *= 2
     return list(range(0, longest + 1, step))
+
+
+def stack(pictures: Sequence[Picture]) -> Picture:
+    """Pictures below one another, as one."""
+    shapes, y = [], 0
+    for picture in pictures:
+        height = int(picture.svg.split('height="', 1)[1].split('"', 1)[0])
+        shapes.append(picture.svg.replace("<svg ", f'<svg y="{y}" ', 1))
+        y += height
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" viewBox="0 0 {WIDTH} {y}" role="img">'
+    return Picture(f"{head}\n{''.join(shapes)}</svg>\n", " ".join(picture.alt for picture in pictures))

@@ -14,7 +14,7 @@ from IPython.display import display
 
 from pkv.cache import PagedKVCache
 from pkv.decoding import plan
-from pkv.plans import Shape
+from pkv.shapes import Shape
 from pkv.viz.pages import draw_pages
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.programs import draw_programs

@@ -1,0 +1,82 @@
+"""Build the lessons: write each notebook from its source in lessons/src, run it, keep its outputs.
+
+    python lessons/build.py                      # all
+    python lessons/build.py 00_paged_kv_cache    # one
+
+Runs on the CPU, whatever the machine has, so that the outputs are the same everywhere. Cell ids stay as they were.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+from jupytext.combine import combine_inputs_with_outputs
+from nbclient import NotebookClient
+
+LESSONS = Path(__file__).resolve().parent
+CELL_SECONDS = 120
+WIDGET = "application/vnd.jupyter.widget-view+json"
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+def lesson_names() -> list[str]:
+    return sorted(path.stem for path in (LESSONS / "src").glob("[0-9]*.py"))
+
+
+def notebook_of(name: str) -> nbformat.NotebookNode:
+    """The notebook that the source describes, with the ids of the one that is there."""
+    notebook = jupytext.read(LESSONS / "src" / f"{name}.py")
+    there = LESSONS / f"{name}.ipynb"
+    if there.exists():
+        notebook = combine_inputs_with_outputs(notebook, nbformat.read(there, as_version=4))
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    return notebook
+
+
+def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
+    """Run it in a fresh kernel without a GPU, whose working folder is `folder`, and drop what is not for keeping."""
+    before = dict(os.environ)
+    os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(LESSONS.parent)})
+    try:
+        NotebookClient(
+            notebook, kernel_name="python3", timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}}
+        ).execute()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    for cell in notebook.cells:
+        cell.metadata = {}
+        if cell.cell_type == "code":
+            # a slider without its kernel shows an error; its picture is an output of its own
+            cell.outputs = join_streams([out for out in cell.outputs if WIDGET not in out.get("data", {})])
+    return notebook
+
+
+def join_streams(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
+    """Neighbouring pieces of one stream as one output: where a kernel cuts them depends on its timing."""
+    joined: list[nbformat.NotebookNode] = []
+    for output in outputs:
+        if joined and output.output_type == "stream" == joined[-1].output_type and output.name == joined[-1].name:
+            joined[-1].text += output.text
+        else:
+            joined.append(output)
+    return joined
+
+
+def build(name: str) -> None:
+    notebook = execute(notebook_of(name), LESSONS)
+    nbformat.validate(notebook)
+    nbformat.write(notebook, LESSONS / f"{name}.ipynb")
+    print(f"lessons/{name}.ipynb: {len(notebook.cells)} cells")
+
+
+if __name__ == "__main__":
+    for lesson in sys.argv[1:] or lesson_names():
+        build(lesson)

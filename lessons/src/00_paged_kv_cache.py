@@ -1,0 +1,301 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 00 The paged KV cache
+#
+# **To write one token, a language model reads everything it has kept of the tokens before.** That store is the KV cache: a key K and a value V for each token. The arithmetic on it is small. The bytes are many. So this course asks one question again and again: which program reads which bytes?
+#
+# This lesson shows where the bytes lie, what is computed from them, and why memory sets the speed.
+#
+# Each step has a claim, a picture or a short cell, and its result. Where you read **Predict**, decide first, then run the cell. No GPU is needed: without one, our Triton kernels run in Triton's interpreter, slowly and correctly.
+
+# %%
+import pkv
+
+print("Kernels run", "in Triton's interpreter, on the CPU." if pkv.INTERPRETED else "compiled, on the GPU.")
+
+# %% [markdown]
+# ## A row's tokens lie in pages
+#
+# A **row** is one sequence of the batch. Its tokens are kept in **pages** of equal size, here 4 tokens. A page has one **slot** per token. All pages come from one **pool**, and a row takes a new page only when it needs one. So a row's pages may lie anywhere in the pool.
+#
+# Below are two rows, of 3 and of 10 tokens. To make things checkable by hand, every key and value of token *t* is the number *t*.
+
+# %%
+import torch
+
+from pkv import viz
+
+torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+tokens = torch.arange(10, dtype=torch.float16)
+k = v = tokens[None, :, None, None].expand(2, 10, 2, 64)  # [n_rows, max_len, n_kv_heads, head_dim]
+cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=3, n_pages=6)
+viz.draw_pages(cache)
+
+# %% [markdown]
+# The **block table** is what connects the two halves of the picture: one line per row, one page number per logical page. Entries that a row does not use hold -1 here, but may hold anything.
+
+# %%
+print("block table", cache.block_table.tolist())
+print("lengths    ", cache.lengths.tolist())
+print("pool       ", list(cache.k_pages.shape), "= [n_pages, page_size, n_kv_heads, head_dim]")
+
+# %% [markdown]
+# **Predict.** In which page, and in which slot of it, does token 9 of row 1 lie? Use the printed table and the page size 4.
+
+# %%
+row, token = 1, 9
+page, slot = int(cache.block_table[row, token // 4]), token % 4
+print(f"page {page}, slot {slot}, which holds the value {cache.v_pages[page, slot, 0, 0]:g}")
+
+# %%
+viz.draw_pages(cache, highlight=(row, token))
+
+# %% [markdown]
+# Division gives the logical page, the remainder gives the slot, and the table gives the page. That is the whole of paging. Our kernel does the same, one page number per page and not per token (`find_pages` in `pkv/tile.py`).
+#
+# ## A row grows without moving
+#
+# **Predict.** Each row gets two more tokens. Which of the two needs a new page, and at which of the two tokens?
+
+# %%
+for token in (3, 4):
+    new = torch.full((2, 2, 64), float(token), dtype=torch.float16)  # [n_rows, n_kv_heads, head_dim]
+    cache.append(new, new)
+    print("lengths", cache.lengths.tolist(), "free pages", cache.n_free_pages)
+
+# %%
+viz.draw_pages(cache)
+
+# %% [markdown]
+# Row 0 had one slot left, so only its second token took a page. Row 1 had two slots left. Nothing that was there has moved. A dense tensor would have had to reserve the longest possible row for everybody; pages waste at most one part-filled page per row.
+#
+# ## What is computed
+#
+# Each row brings one **query** vector q per query head, for the token to come. For a row with L tokens:
+#
+# - score[t] = scale · q · k[t], for each of its tokens t
+# - **out** = the mean of v[t], weighted by exp(score[t])
+# - **lse** = ln of the sum of exp(score[t]), the *log-sum-exp*: how heavy the whole row weighs. Lesson 01 needs it.
+#
+# `stage="reference"` computes this in PyTorch, row by row. It is the specification of all later stages.
+#
+# **Predict.** Let q be 0. Then all scores are 0 and all tokens weigh the same. What are out and lse of rows with 3 and with 10 tokens, whose values are 0, 1, 2, ...?
+
+# %%
+cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=3, n_pages=6)
+q = torch.zeros(2, 8, 64, dtype=torch.float16)  # [n_rows, n_q_heads, head_dim]
+out, lse = pkv.decode(q, cache, stage="reference", return_lse=True)
+print("out", list(out.shape), "of head 0:", out[:, 0, 0].tolist())
+print("lse", list(lse.shape), "of head 0:", [f"ln {x:.4g}" for x in lse[:, 0].exp().tolist()])
+
+# %% [markdown]
+# The mean of 0 .. L - 1 is (L - 1) / 2, and L weights of exp(0) = 1 sum to L. With q = 0 one can see at a glance whether a token was lost, or read twice. We shall use this often.
+#
+# ## Several query heads share a KV head
+#
+# The batch above has 8 query heads and 2 KV heads. Models do this to keep the cache small (*grouped-query attention*, GQA). **G** is the number of query heads per KV head. Query head i reads KV head i // G.
+#
+# **Predict.** Let all values of KV head h be the number h. What do the 8 query heads return?
+
+# %%
+heads = torch.arange(2, dtype=torch.float16)[None, None, :, None].expand(2, 10, 2, 64)
+head_cache = pkv.PagedKVCache.from_dense(k, heads, lengths=[3, 10], page_size=4)
+print(pkv.decode(q, head_cache, stage="reference")[1, :, 0].tolist())
+
+# %% [markdown]
+# ## Our kernel reads the block table
+#
+# Now the same through our own Triton kernel. One **program** takes one KV head of one row, and serves all G query heads of its group: each key and each value is read once for G heads. `splits=1` says that no row is cut; lesson 01 changes that.
+#
+# A **plan** says which program reads which tokens. It is a value: print it, draw it, run it.
+
+# %%
+shape = pkv.Shape.of(q, cache)
+plan = pkv.plan([3, 10], shape, stage="split_kv", splits=1, gpu="rtx3060")
+viz.draw_plan(plan)
+
+# %%
+print(plan)
+
+# %% [markdown]
+# An **item** is a token range of one row. A **tile** is what a program reads at a time, 16 tokens. Here both rows fit into one tile each, so each row is one item.
+#
+# We run the plan on random numbers and compare with the reference in fp64. The tolerance is not chosen by us: it is twice what a plain fp16 computation of the same formula is off by, plus rounding.
+
+# %%
+from pkv.accuracy import Yardstick
+
+generator = torch.Generator(device=q.device).manual_seed(0)
+q, k, v = (torch.randn(size, generator=generator).half() for size in [(2, 8, 64), (2, 10, 2, 64), (2, 10, 2, 64)])
+cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=3)
+out, lse = pkv.run(q, cache, plan)
+print(list(out.shape), "within the tolerance of fp64:", Yardstick(q, cache).measure(out, lse).ok)
+
+# %% [markdown]
+# **Predict.** We shuffle the pool differently (another `seed`). Does the result change by rounding, or not at all?
+
+# %%
+for seed in (None, 1, 2):
+    shuffled = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=seed)
+    again, _ = pkv.run(q, shuffled, plan)
+    print("first pages", shuffled.block_table[:, 0].tolist(), "every bit equal:", torch.equal(again, out))
+
+# %% [markdown]
+# Not at all. The order of the *tokens* is the order of the arithmetic, and the table restores it.
+#
+# ## Five rules, and what breaks without them
+#
+# | rule | without it |
+# |---|---|
+# | 1. Unused slots never reach a result | NaN, or the tokens of a row that used the page before |
+# | 2. A page number comes from the table | the tokens of some other row |
+# | 3. Query head i reads KV head i // G | heads swapped, with no error anywhere |
+# | 4. The largest score is subtracted before exp | inf / inf = NaN once scores are large |
+# | 5. A row of no tokens has out 0, lse -inf | 0 / 0 = NaN, which then spreads |
+#
+# **Rule 1.** We poison every unused slot with NaN. Our kernel does not notice. Reading one slot too many does.
+
+# %%
+probe_q = torch.zeros(2, 8, 64, dtype=torch.float16)
+ramp = tokens[None, :, None, None].expand(2, 10, 2, 64)
+poisoned = pkv.PagedKVCache.from_dense(ramp, ramp, lengths=[3, 10], page_size=4)
+poisoned.k_pages[0, 3:] = poisoned.v_pages[0, 3:] = torch.nan  # the unused slot of row 0
+print("right:", pkv.decode(probe_q, poisoned)[0, 0, 0].item())
+print("wrong:", poisoned.v_pages[0, :4, 0, 0].mean().item(), "(the mean of 4 slots, though the row has 3 tokens)")
+
+# %% [markdown]
+# **Rule 2.** Row 1 has 3 pages. Someone takes its logical page 0 for page 0 of the pool.
+
+# %%
+probe = pkv.PagedKVCache.from_dense(ramp, ramp + 100, lengths=[3, 10], page_size=4, seed=1)
+k_ids = probe.block_table[1, :3].tolist()
+print("right: pages", k_ids, "hold", probe.v_pages[k_ids, :, 0, 0].flatten()[:10].tolist())
+print("wrong: pages", [0, 1, 2], "hold", probe.v_pages[[0, 1, 2], :, 0, 0].flatten()[:10].tolist())
+
+# %% [markdown]
+# **Rule 3.** The classic wrong map is i % n_kv_heads. Both maps give each KV head the same number of query heads, so no shape is wrong and no error is raised.
+
+# %%
+group, n_kv_heads = shape.group, shape.n_kv_heads
+print("right:", [i // group for i in range(shape.n_q_heads)])
+print("wrong:", [i % n_kv_heads for i in range(shape.n_q_heads)])
+print("ours: ", pkv.decode(probe_q, head_cache)[1, :, 0].int().tolist())
+
+# %% [markdown]
+# **Rule 4.** exp of a large score overflows. Subtracting the largest score first changes nothing in the quotient, and nothing overflows.
+
+# %%
+scores, values = torch.tensor([0.0, 100.0, 200.0]), torch.tensor([0.0, 1.0, 2.0])
+weights, safe = scores.exp(), (scores - scores.max()).exp()
+print("right:", (safe @ values / safe.sum()).item())
+print("wrong:", (weights @ values / weights.sum()).item())
+
+# %% [markdown]
+# **Rule 5.** A row that has just been freed, or not yet filled, still stands in the batch.
+
+# %%
+with_empty = pkv.PagedKVCache.from_dense(ramp, ramp, lengths=[0, 10], page_size=4)
+out, lse = pkv.decode(probe_q, with_empty, return_lse=True)
+print("right:", out[:, 0, 0].tolist(), "lse", [f"{x:.3f}" for x in lse[:, 0].tolist()])
+print("wrong:", (torch.zeros(()) / torch.zeros(())).item(), "(no values, divided by a sum of no weights)")
+
+# %% [markdown]
+# ## Bytes and arithmetic
+#
+# Now to speed. For one token of one row, K and V are 2 · n_kv_heads · head_dim numbers, and each is read once. The arithmetic is 4 · n_q_heads · head_dim flop: q · k and weight · v, each a multiply and an add.
+#
+# We take the sizes of Llama-3-8B: 32 query heads, 8 KV heads, head_dim 128, fp16, in each of its 32 layers.
+#
+# **Predict.** How many MiB does one layer read, to write one token after 65,536 others? And how many flop per byte is that?
+
+# %%
+llama = pkv.Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
+print(
+    f"{llama.kv_bytes_per_token:,} bytes per token, {65536 * llama.kv_bytes_per_token / 2**20:g} MiB for 65,536 tokens"
+)
+print(f"{viz.flop_per_token(llama):,} flop per token, {viz.flop_per_byte(llama):g} flop per byte, G = {llama.group}")
+
+# %% [markdown]
+# The length has dropped out: flop and bytes both grow with it. In fp16 the number of flop per byte *is* G. GQA divides the bytes by G and leaves the arithmetic as it is:
+
+# %%
+shapes = {}
+for n_kv_heads in (32, 8, 4):
+    one = pkv.Shape(32, n_kv_heads, 128, 16, torch.float16)
+    shapes[f"G = {one.group}"] = one
+    print(f"G = {one.group}: {65536 * one.kv_bytes_per_token / 2**20:6g} MiB, {viz.flop_per_byte(one):g} flop per byte")
+
+# %% [markdown]
+# ## The roofline
+#
+# A GPU can move so many bytes a second and do so many flop a second. Divide, and you get its **ridge**: with fewer flop per byte than that, memory is the limit. The roofs below are the vendor's numbers.
+#
+# **Predict.** On which side of the ridge does decode attention lie, and by how much?
+
+# %%
+viz.draw_roofline(shapes)
+
+# %% [markdown]
+# Far to the left. No better arithmetic helps. What helps is to read each byte once, and to keep the memory busy all the time. From the bytes follows the least time that any kernel can take:
+
+# %%
+for gpu in ("rtx3060", "h200"):
+    roofs = viz.roofs_of(gpu)
+    least = 65536 * llama.kv_bytes_per_token / roofs.gb_per_s / 1e3
+    print(f"{roofs.title}: at least {least:.0f} microseconds for 65,536 tokens in one layer (data sheet)")
+
+# %% [markdown]
+# ## Try it
+#
+# Run this cell in JupyterLab, and move the sliders. With which page size does the batch waste the fewest slots? What does the smallest page cost instead? (Count the entries of the block table.)
+
+# %%
+from pkv.viz import widgets
+
+widgets.explore_pages(rows=3, longest=12, page_size=4)
+
+# %% [markdown]
+# ## Measure it
+#
+# On a GPU, this cell runs one row of 16,384 tokens of the shape above. First it checks the result, then it times it: 20 calls, caches emptied before each, the median taken. The bytes divided by the time, against the data sheet, say how far this kernel is from the roof. One program per KV head is few: lesson 01 begins there.
+
+# %%
+if not torch.cuda.is_available() or pkv.INTERPRETED:
+    print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
+else:
+    size = (1, 16384, 8, 128)
+    big = pkv.PagedKVCache.from_dense(torch.randn(size).half(), torch.randn(size).half(), [16384], page_size=16, seed=0)
+    big_q = torch.randn(1, 32, 128).half()
+    unsplit = pkv.plan([16384], llama, stage="split_kv", splits=1)
+    assert Yardstick(big_q, big).measure(*pkv.run(big_q, big, unsplit)).ok
+    flush = torch.empty(2**28, dtype=torch.int8)
+    times = []
+    for _ in range(20):
+        flush.zero_()
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        pkv.run(big_q, big, unsplit)
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) * 1e3)
+    median = sorted(times)[10]
+    print(f"{torch.cuda.get_device_name()}: {median:.0f} microseconds, {16384 * 4096 / median / 1e3:.0f} GB/s")
+
+# %% [markdown]
+# ## What to remember
+#
+# - A token lies in page `block_table[row, token // page_size]`, slot `token % page_size`.
+# - A result is a pair: out, and lse, the weight of all that it stands for.
+# - Decode attention does about G flop per byte. Memory is the limit, on every card.
+# - So what decides is which program reads which bytes. Next: [01 Split-KV and the exact merge](01_split_kv.ipynb).

@@ -1,0 +1,360 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 01 Split-KV and the exact merge
+#
+# **One program per KV head leaves most of a GPU without work. So we cut rows into splits, give each split a program, and merge what they find. The merge is exact.**
+#
+# [Lesson 00](00_paged_kv_cache.ipynb) ended with one program per row and KV head. This lesson changes nothing in the arithmetic. It changes who reads which tokens.
+
+# %%
+import pkv
+
+print("Kernels run", "in Triton's interpreter, on the CPU." if pkv.INTERPRETED else "compiled, on the GPU.")
+
+# %% [markdown]
+# ## Few programs, many SMs
+#
+# A GPU runs programs on its streaming multiprocessors, the **SMs**. The RTX 3060 has 28. A program runs on one SM from start to end, and an SM holds several programs at once, so that some compute while others wait for memory.
+#
+# **Predict.** One row of 65,536 tokens, 8 KV heads, one program per KV head. How many of the 28 SMs have anything to do?
+
+# %%
+import itertools
+import math
+
+import torch
+
+from pkv import viz
+
+torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
+llama = pkv.Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
+unsplit = pkv.plan([65536], llama, stage="split_kv", splits=1, gpu="rtx3060")
+viz.draw_programs(unsplit)
+
+# %% [markdown]
+# The picture shows assignment, not time. But no luck in timing gives work to an SM that has no program.
+#
+# ## Cut the row
+#
+# **Split-KV** cuts a row's tokens into ranges, the **splits**. Each split of each KV head is a program of its own.
+#
+# **Predict.** How many splits of this row fill all 28 SMs exactly once? The note in the picture says how many programs an SM holds.
+
+# %%
+split = pkv.plan([65536], llama, stage="split_kv", gpu="rtx3060")
+print(
+    f"{split.gpu.n_sms} SMs x {split.programs_per_sm} programs / {llama.n_kv_heads} KV heads = {split.n_items} splits"
+)
+viz.draw_programs(split)
+
+# %% [markdown]
+# This is the default when you do not ask for a number: as many splits as fill the GPU once, none shorter than two tiles.
+#
+# ## All rows are cut like the longest
+#
+# The grid of stage `split_kv` is rows x KV heads x splits. So every row gets as many splits as the longest row, and the longest row sets the bounds. With n tiles and S splits, split s covers the tiles from n · s // S to n · (s + 1) // S. A shorter row's later splits have no token: **empty items**.
+#
+# Toy table: lengths 3, 10 and 40, tiles of 16 tokens, 2 splits. The longest row has 3 tiles, so the splits cover tiles 0:1 and 1:3, that is tokens 0:16 and 16:48, as far as a row reaches.
+#
+# **Predict.** Write down the six items (row, begin, end). Which are empty?
+
+# %%
+toy = pkv.Shape(n_q_heads=8, n_kv_heads=2, head_dim=64, page_size=4, dtype=torch.float16)
+plan = pkv.plan([3, 10, 40], toy, stage="split_kv", splits=2, tile=16, gpu="rtx3060")
+print(plan.items.tolist())
+
+# %%
+viz.draw_plan(plan)
+
+# %% [markdown]
+# An empty item is not nothing. Its programs are launched, look up their bounds, find no token, and leave. Later lessons get rid of them. Here they stay visible.
+#
+# ## What a split leaves behind
+#
+# Each program writes a **partial state** of its tokens: out and lse, as in lesson 00, but over its tokens only.
+#
+# To check by hand: one row of 10 tokens, values 0 .. 9, all scores 0, cut at 4 and at 8.
+#
+# **Predict.** What are the three states? What is the state of all ten tokens?
+
+
+# %%
+def state_of(begin, end):
+    """Out and lse of the tokens begin:end, each with score 0 and its own number as value."""
+    values = torch.arange(begin, end, dtype=torch.float64)
+    return values.mean()[None, None], torch.tensor([math.log(end - begin)], dtype=torch.float64)  # [1, 1], [1]
+
+
+parts = [state_of(0, 4), state_of(4, 8), state_of(8, 10)]
+for out, lse in [*parts, state_of(0, 10)]:
+    print(f"out {out.item():.4g}   lse ln {lse.exp().item():.4g}")
+
+# %% [markdown]
+# ## The merge
+#
+# The lse says how heavy a state weighs: exp(lse) is the sum of its tokens' weights. So the states of disjoint tokens combine to
+#
+# - lse = ln Σ exp(lseᵢ)
+# - out = Σ exp(lseᵢ - lse) · outᵢ
+#
+# This is no approximation. Put the definitions in, and it is the state of all tokens at once.
+#
+# **Predict.** The plain average of the three outs is not 4.5. Why?
+
+# %%
+out, lse = pkv.merge(parts)
+print(f"merged:  out {out.item():.4g}   lse ln {lse.exp().item():.4g}")
+print(f"average: out {sum(part_out.item() for part_out, _ in parts) / 3:.4g}")
+
+# %% [markdown]
+# The last split has two tokens, the others four. The average counts it like the others. The merge weighs it by exp(ln 2) = 2 against exp(ln 4) = 4.
+#
+# ## Any order, any grouping
+#
+# The sums do not care about order. So no program has to wait for another before it writes, and the merge may take states as they lie.
+#
+# Below: the three states merged one after another, in three orders.
+
+# %%
+drawn = [viz.Part(b, e, state_of(b, e)[0].item(), state_of(b, e)[1].item()) for b, e in [(0, 4), (4, 8), (8, 10)]]
+viz.draw_merge(drawn, [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+
+# %% [markdown]
+# **Predict.** Now random states, of very unequal weight: all 24 orders of four, one after another, and in pairs. How far apart are the results, in fp64?
+
+# %%
+generator = torch.Generator(device=out.device).manual_seed(0)
+random_states = [
+    (
+        torch.randn(8, 64, generator=generator, dtype=torch.float64),
+        10 * torch.randn(8, generator=generator, dtype=torch.float64),
+    )
+    for _ in range(4)
+]  # each (out [8, 64], lse [8])
+at_once, _ = pkv.merge(random_states)
+worst = 0.0
+for a, b, c, d in itertools.permutations(random_states):
+    for order in (pkv.merge([pkv.merge([pkv.merge([a, b]), c]), d]), pkv.merge([pkv.merge([a, b]), pkv.merge([c, d])])):
+        worst = max(worst, (order[0] - at_once).abs().max().item())
+print("48 ways, all within 1e-14:", worst < 1e-14)
+
+# %% [markdown]
+# Only the rounding of the sums is left. ("Exact" means this: no term is dropped or approximated. Rounding is everywhere.)
+#
+# ## Three ways to get it wrong
+#
+# **Averaging.** The result now depends on the order too: a sure sign.
+
+# %%
+viz.draw_merge(drawn, [(0, 1, 2), (2, 1, 0), (1, 2, 0)], "average of the outs")
+
+# %% [markdown]
+# **The wrong logarithm.** Kernels compute in base 2, because exp2 is one instruction. FlashInfer returns its lse in base 2; ours is natural. Take one for the other, and a state counts too much.
+#
+# **Predict.** Part A: 3 tokens of value 1. Part B: 1 token of value 0. What is right, and what comes out if both lse are in base 2 and are read as natural ones?
+
+# %%
+a = torch.ones(1, 1), torch.tensor([math.log(3)])
+b = torch.zeros(1, 1), torch.tensor([math.log(1)])
+print(f"right: {pkv.merge([a, b])[0].item():.3f}")
+print(f"wrong: {pkv.merge([(out, lse / math.log(2)) for out, lse in (a, b)])[0].item():.3f}   (log2 read as ln)")
+
+# %%
+viz.draw_merge(drawn, [(0, 1, 2), (2, 1, 0)], "log2 read as ln")
+
+# %% [markdown]
+# **Reading an empty state.** An empty state has lse -inf, so its weight is exp(-inf) = 0. Its out was never written: memory may hold anything there, also NaN. And 0 · NaN is NaN. So an empty state's out must not be read, or must be replaced before it is multiplied.
+
+# %%
+empty = torch.full((1, 1), torch.nan, dtype=torch.float64), torch.tensor([-torch.inf], dtype=torch.float64)
+print(f"ours:  out {pkv.merge([*parts, empty])[0].item():.4g}")
+weights = [lse.exp() for _, lse in [*parts, empty]]
+wrong = sum(w * out for w, (out, _) in zip(weights, [*parts, empty])) / sum(weights)
+print(f"wrong: out {wrong.item():.4g}")
+
+# %%
+viz.draw_merge([*drawn, viz.Part(10, 10, math.nan, -math.inf)], [(0, 1, 2, 3), (3, 2, 1, 0)], "empty state multiplied")
+
+# %% [markdown]
+# And two empty states: the largest lse is -inf, and -inf minus -inf is NaN before any guard sees it. Ours gives the empty state again.
+
+# %%
+out, lse = pkv.merge([empty, empty])
+print("out", out.item(), "lse", lse.item())
+
+# %% [markdown]
+# ## The kernel
+#
+# Now the real thing, with our two kernels: decode writes partial states, merge combines them. The first lines of the decode kernel are all that this stage adds (`pkv/stages/s1_split_kv.py`): who am I, which tokens are mine.
+#
+# **Predict.** Does the number of splits change the result? Which of these plans need a merge launch?
+
+# %%
+from pkv.accuracy import Yardstick
+
+lengths = [3, 10, 40]
+generator = torch.Generator(device=out.device).manual_seed(1)
+q = torch.randn(3, 8, 64, generator=generator).half()  # [n_rows, n_q_heads, head_dim]
+k, v = (torch.randn(3, 40, 2, 64, generator=generator).half() for _ in "kv")
+cache = pkv.PagedKVCache.from_dense(k, v, lengths, page_size=4, seed=5)
+yardstick = Yardstick(q, cache)
+for splits in (1, 2, 3, 5):
+    plan = pkv.plan(lengths, toy, stage="split_kv", splits=splits, gpu="rtx3060")
+    ok = yardstick.measure(*pkv.run(q, cache, plan)).ok
+    print(
+        f"{splits} splits: {plan.n_items:2} items, {plan.counters.launches} launches, within the tolerance of fp64: {ok}"
+    )
+
+# %% [markdown]
+# ## The rules of this stage, and what breaks
+#
+# | rule | without it |
+# |---|---|
+# | 1. Every token lies in exactly one item | a token lost, or counted twice: a wrong mean |
+# | 2. An item begins at a tile's first token | the kernel, which looks up whole pages, reads the wrong slots |
+# | 3. A row that is split is merged | the row is never written |
+# | 4. States are weighed by exp(lse), lse natural | the wrong means above |
+# | 5. An empty state is neutral, whatever it holds | NaN in one row, for no visible reason |
+# | 6. A plan serves the lengths that it was made for | new tokens are not read |
+#
+# A plan is data, so rules 1 to 3 can be checked before anything runs. We break a good plan in four ways:
+
+# %%
+import dataclasses
+
+plan = pkv.plan([3, 10, 40], toy, stage="split_kv", splits=2, gpu="rtx3060").validate()
+
+
+def why_not(**changes):
+    try:
+        dataclasses.replace(plan, **changes).validate()
+    except ValueError as error:
+        return error
+
+
+for end_of_first, begin_of_second in [(16, 32), (16, 0), (20, 20)]:
+    items = plan.items.copy()
+    items[-2, 2], items[-1, 1] = end_of_first, begin_of_second  # the two items of row 2
+    print(why_not(items=items))
+print(why_not(launches=plan.launches[:1]))
+
+# %% [markdown]
+# What would have happened? We take the probe of lesson 00 for row 2 (q = 0, values 0 .. 39), and read what the items name: the good ones, those that lose tokens, those that read some twice.
+
+# %%
+for items in ([(0, 16), (16, 40)], [(0, 16), (32, 40)], [(0, 16), (0, 40)]):
+    print(items, f"-> out {pkv.merge([state_of(b, e) for b, e in items])[0].item():.4g}")
+
+# %% [markdown]
+# Rules 4 and 5 you have seen break. Rule 6: the cache grows by one token per row, and somebody runs yesterday's plan.
+
+# %%
+growing = pkv.PagedKVCache.from_dense(k, v, lengths, page_size=4, n_pages=20)
+growing.append(torch.zeros(3, 2, 64).half(), torch.zeros(3, 2, 64).half())
+try:
+    pkv.run(q, growing, plan)
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# ## Another cut: length buckets
+#
+# Empty items come from cutting short rows like long ones. Stage `length_buckets` avoids them: rows of equal length share a launch of their own, with bounds of their own. The kernel is the same.
+#
+# **Predict.** Eight rows of eight different lengths. How many launches does `split_kv` need, and how many does `length_buckets`?
+
+# %%
+eight = [4096, 9000, 2100, 12000, 700, 5000, 30000, 1500]
+plans = [pkv.plan(eight, llama, stage=stage, splits=8, gpu="rtx3060") for stage in ("split_kv", "length_buckets")]
+for plan in plans:
+    counters = plan.counters
+    print(
+        f"{plan.stage:15} {counters.launches:3} launches {counters.programs:4} programs {counters.empty_programs:4} empty"
+    )
+
+# %%
+viz.draw_plan(plans[0])
+
+# %%
+viz.draw_plan(plans[1])
+
+# %% [markdown]
+# Two launches with empty programs, or a decode and a merge launch for every distinct length. Launches run one after another. Each must wait for the last program of the one before, and each alone may be too small for the GPU:
+
+# %%
+viz.draw_programs(pkv.plan(eight, llama, stage="length_buckets", splits=2, gpu="rtx3060"))
+
+# %% [markdown]
+# Neither cut is good for all batches. Lesson 02 gets exact bounds in two launches.
+#
+# ## Try it
+#
+# Run these cells in JupyterLab. In the first, find a batch for which `split_kv` leaves no program empty. In the second, break the merge and see whether the order starts to matter.
+
+# %%
+from pkv.viz import widgets
+
+widgets.explore_plan(rows=4, longest=8192, splits=4)
+
+# %%
+four = [viz.Part(b, e, state_of(b, e)[0].item(), state_of(b, e)[1].item()) for b, e in [(0, 4), (4, 8), (8, 10)]]
+widgets.explore_merge([*four, viz.Part(10, 10, math.nan, -math.inf)])
+
+# %% [markdown]
+# ## Measure it
+#
+# On a GPU, this cell times one row of 65,536 tokens: unsplit, split, and FlashInfer's decode with tensor cores, if it is installed. Each is checked before it is timed. Then: 20 calls, caches emptied before each, the median. Planning is done before, on both sides.
+
+# %%
+if not torch.cuda.is_available() or pkv.INTERPRETED:
+    print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
+else:
+    size = (1, 65536, 8, 128)
+    big = pkv.PagedKVCache.from_dense(torch.randn(size).half(), torch.randn(size).half(), [65536], page_size=16, seed=0)
+    big_q = torch.randn(1, 32, 128).half()
+    plans = {
+        f"split_kv, splits={splits}": pkv.plan([65536], llama, stage="split_kv", splits=splits) for splits in (1, None)
+    }
+    calls = {name: lambda plan=plan: pkv.run(big_q, big, plan)[0] for name, plan in plans.items()}
+    try:
+        import flashinfer
+
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            torch.empty(2**27, dtype=torch.uint8), use_tensor_cores=True
+        )
+        wrapper.plan(*big.to_csr(), 32, 8, 128, 16, q_data_type=torch.float16, kv_data_type=torch.float16)
+        calls["FlashInfer, tensor cores"] = lambda: wrapper.run(big_q, (big.k_pages, big.v_pages))
+    except Exception as error:
+        print("FlashInfer is left out:", error)
+    truth, flush = Yardstick(big_q, big), torch.empty(2**28, dtype=torch.int8)
+    for name, call in calls.items():
+        assert (call() - truth.out).abs().max() <= truth.tolerance, name
+        times = []
+        for _ in range(20):
+            flush.zero_()
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            stop.record()
+            torch.cuda.synchronize()
+            times.append(start.elapsed_time(stop) * 1e3)
+        print(f"{name:25} {sorted(times)[10]:6.0f} microseconds, {65536 * 4096 / sorted(times)[10] / 1e3:5.0f} GB/s")
+
+# %% [markdown]
+# ## What to remember
+#
+# - Fewer programs than SMs waste SMs. Splits make more programs out of few rows.
+# - A state is out and lse. States of disjoint tokens merge exactly, in any order; an empty state is neutral and is never read.
+# - `split_kv` cuts all rows like the longest: two launches, and empty programs where rows are short.
+# - `length_buckets` has no empty programs, and two launches for every distinct length.
