@@ -1,0 +1,450 @@
+"""A plan covers every token exactly once, survives JSON, is refused where it does not fit, and counts right."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from cases import DEVICE, Case, batch, known, options_of, stage_params, stages
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pkv
+from pkv.configs import TILES
+from pkv.plans import Launch
+
+SHAPE = pkv.Shape(4, 2, 64, 16, torch.float16)
+LLAMA = pkv.Shape(32, 8, 128, 16, "float16")
+
+LENGTHS = st.lists(st.one_of(st.integers(0, 70), st.sampled_from([0, 1, 15, 16, 17, 255, 1000, 5000])), max_size=9)
+SHAPES = st.builds(
+    lambda group, heads, head_dim, page_size, dtype: pkv.Shape(group * heads, heads, head_dim, page_size, dtype),
+    st.sampled_from([1, 3, 4, 8, 32]),
+    st.integers(1, 8),
+    st.sampled_from([13, 64, 80, 128, 256]),
+    st.sampled_from([1, 3, 16, 64, 544]),
+    st.sampled_from(["float16", "bfloat16"]),
+)
+
+
+# --- properties ---
+
+
+def check_plan(stage, lengths, shape, options):
+    try:
+        plan = pkv.plan(lengths, shape, stage=stage, **known(stage, options))
+    except ValueError as error:  # a large tile with a large head_dim does not fit shared memory
+        if re.search(r"tile = \d+ does not fit shared memory", str(error)):
+            return
+        raise
+    assert plan.stage == stage or stage == "adaptive"
+    assert (plan.n_rows, plan.lengths.tolist()) == (len(lengths), lengths)
+    assert plan.validate() is plan
+
+    done = [np.zeros(length, dtype=int) for length in lengths]  # independent of validate(): count every token
+    order = range(plan.n_items) if plan.item_order is None else plan.item_order.tolist()
+    visited = []
+    for program in range(plan.n_programs):
+        for item in list(order)[plan.program_offsets[program] : plan.program_offsets[program + 1]]:
+            row, begin, end = plan.items[item]
+            visited.append(item)
+            assert plan.partial_offsets[row] <= item < plan.partial_offsets[row + 1]
+            assert 0 <= begin <= end, (begin, end)
+            done[row][begin:end] += 1
+            assert begin == end or begin % plan.tile == 0
+    assert sorted(visited) == list(range(plan.n_items))
+    assert all((tokens == 1).all() for tokens in done)
+
+    again = pkv.Plan.from_json(plan.to_json())
+    assert again == plan
+    assert not again.diff(plan)
+    assert again.counters == plan.counters
+    assert hash(again) == hash(plan)
+    assert str(plan).count("\n") <= 20
+    check_counters(plan)
+
+
+def check_counters(plan):
+    """The definitions, item by item, in Python."""
+    shape, counters = plan.shape, plan.counters
+    full = [(row, begin, end) for row, begin, end in plan.items.tolist() if end > begin]
+    items_of = {row: sum(r == row for r, _, _ in plan.items.tolist()) for row in range(plan.n_rows)}
+    tokens_of = []
+    order = range(plan.n_items) if plan.item_order is None else plan.item_order.tolist()
+    for program in range(plan.n_programs):
+        mine = list(order)[plan.program_offsets[program] : plan.program_offsets[program + 1]]
+        tokens_of.append(sum(int(plan.items[i][2] - plan.items[i][1]) for i in mine))
+    heads, mib = shape.n_kv_heads, 2**20
+    assert counters.launches == len(plan.launches)
+    assert counters.programs == plan.n_programs * heads
+    assert counters.empty_programs == sum(tokens == 0 for tokens in tokens_of) * heads
+    assert counters.waves == pytest.approx(counters.programs / (plan.gpu.n_sms * plan.programs_per_sm))
+    assert counters.cta_per_sm == pytest.approx(len(full) * heads / plan.gpu.n_sms)
+    assert counters.useful_kv_mib == pytest.approx(sum(plan.lengths.tolist()) * 2 * heads * shape.head_dim * 2 / mib)
+    assert counters.merge_state_mib == pytest.approx(len(full) * shape.n_q_heads * (2 + shape.head_dim) * 4 / mib)
+    moved = sum(items_of[row] > 1 for row, _, _ in full)
+    assert counters.merge_moved_mib == pytest.approx(2 * moved * shape.n_q_heads * (1 + shape.head_dim) * 4 / mib)
+    assert counters.padded_kv_mib == 0
+
+
+PLANNED = st.tuples(
+    LENGTHS,
+    SHAPES,
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "splits": st.integers(1, 40),
+            "tile": st.sampled_from(TILES),
+            "gpu": st.sampled_from(["rtx3060", "h200"]),
+            "dynamic": st.booleans(),
+        },
+    ),
+)
+
+
+@pytest.mark.parametrize("stage", stages())
+def test_random_plans(stage):
+    @settings(deadline=None, max_examples=200, database=None)
+    @given(PLANNED)
+    def check(planned):
+        check_plan(stage, *planned)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", stages())
+def test_many_random_plans(stage):
+    @settings(deadline=None, max_examples=2000, database=None)
+    @given(PLANNED)
+    def check(planned):
+        check_plan(stage, *planned)
+
+    check()
+
+
+# --- by hand ---
+
+
+def test_split_kv_by_hand():
+    plan = pkv.plan([5, 40], SHAPE, stage="split_kv", splits=2, tile=16, gpu="rtx3060")
+    assert plan.items.tolist() == [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 40]]
+    assert plan.partial_offsets.tolist() == [0, 2, 4]
+    assert plan.program_offsets.tolist() == [0, 1, 2, 3, 4]
+    assert [(launch.kernel, launch.rows) for launch in plan.launches] == [("decode", (0, 1)), ("merge", (0, 1))]
+    counters = plan.counters
+    assert counters.launches == 2
+    assert (counters.programs, counters.empty_programs) == (8, 2)  # 4 items, 2 KV heads
+    assert counters.cta_per_sm == pytest.approx(3 * 2 / 28)
+    assert counters.useful_kv_mib == 45 * 2 * 2 * 64 * 2 / 2**20
+    assert counters.merge_state_mib == 3 * 4 * 66 * 4 / 2**20
+    assert counters.merge_moved_mib == 2 * 3 * 4 * 65 * 4 / 2**20
+    assert counters.waves == pytest.approx(8 / (28 * plan.programs_per_sm))
+
+
+def test_length_buckets_by_hand():
+    plan = pkv.plan([40, 5, 40, 0], SHAPE, stage="length_buckets", splits=2, gpu="rtx3060")
+    assert plan.items.tolist() == [
+        [0, 0, 16], [0, 16, 40], [1, 0, 0], [1, 0, 5], [2, 0, 16], [2, 16, 40], [3, 0, 0],
+    ]  # fmt: skip
+    assert plan.partial_offsets.tolist() == [0, 2, 4, 6, 7]
+    decodes = [launch.rows for launch in plan.launches if launch.kernel == "decode"]
+    assert decodes == [(3,), (1,), (0, 2)]
+    assert [launch.rows for launch in plan.launches if launch.kernel == "merge"] == [(1,), (0, 2)]
+    assert plan.item_order.tolist() == [6, 2, 3, 0, 1, 4, 5]
+    assert plan.counters.merge_moved_mib == 2 * 5 * 4 * 65 * 4 / 2**20
+
+
+def test_reference_by_hand():
+    plan = pkv.plan([5, 0, 40], SHAPE, stage="reference")
+    assert plan.items.tolist() == [[0, 0, 5], [1, 0, 0], [2, 0, 40]]
+    assert plan.launches == ()
+    assert plan.counters.launches == 0
+
+
+def test_the_papers_bucketed_row():
+    """One row of 8,192 tokens, 32 splits of 32-token tiles on 28 SMs: 32 MiB, 9.1 items per SM, 0.51 MiB of states."""
+    plan = pkv.plan([8192], LLAMA, stage="length_buckets", splits=32, tile=32, gpu="rtx3060")
+    counters = plan.counters
+    assert counters.useful_kv_mib == 32.0
+    assert counters.launches == 2
+    assert round(counters.cta_per_sm, 1) == 9.1
+    assert round(counters.merge_state_mib, 2) == 0.51
+    assert {tuple(item) for item in plan.items.tolist()} == {(0, 256 * s, 256 * (s + 1)) for s in range(32)}
+
+
+def test_default_splits_fill_the_gpu_at_hand():
+    small, large = (pkv.plan([65536], LLAMA, gpu=gpu) for gpu in ("rtx3060", "h200"))
+    assert small.n_items < large.n_items
+    one = pkv.GpuProfile("one-sm", 86, 1)
+    assert pkv.plan([65536], LLAMA, gpu=one).n_items <= small.programs_per_sm
+    assert pkv.plan([1], LLAMA, gpu="h200").n_items == 1
+    assert pkv.plan([32768] * 256, LLAMA, gpu="rtx3060").n_items == 256  # many rows fill it without splits
+    assert pkv.plan([0, 0], LLAMA).n_items == 2
+
+
+def test_the_longest_row_there_can_be():
+    plan = pkv.plan([2**31 - 1, 5], SHAPE, splits=3)
+    assert plan.validate().items[2].tolist() == [0, (2**27 * 2 // 3) * 16, 2**31 - 1]
+    assert plan.counters.useful_kv_mib == pytest.approx((2**31 + 4) * 512 / 2**20)
+
+
+@pytest.mark.parametrize(
+    "lengths", [[5, 40], (5, 40), np.array([5, 40]), np.array([5, 40], dtype=np.uint8), torch.tensor([5, 40])], ids=str
+)
+def test_lengths_of_any_kind(lengths):
+    plan = pkv.plan(lengths, SHAPE)
+    assert plan.lengths.tolist() == [5, 40]
+    assert plan.lengths.dtype == np.int32
+
+
+# --- a plan is a value ---
+
+
+def test_arrays_cannot_be_written():
+    plan = pkv.plan([5, 40], SHAPE, splits=2)
+    for name in ("lengths", "items", "program_offsets", "partial_offsets"):
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(plan, name)[0] = 7
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.tile = 3
+
+
+def test_the_callers_array_stays_the_callers():
+    lengths = np.array([5, 40], dtype=np.int32)
+    plan = pkv.plan(lengths, SHAPE, splits=2)
+    lengths[1] = 3
+    assert plan.lengths.tolist() == [5, 40]
+    assert plan.validate() is plan
+
+
+def test_equality_and_diff():
+    a, b = (pkv.plan([5, n], SHAPE, splits=2, gpu="rtx3060") for n in (40, 41))
+    assert a == pkv.plan([5, 40], SHAPE, splits=2, gpu="rtx3060")
+    assert a != b
+    assert a != "a plan"
+    assert a.diff(b) == ["lengths[1]: 40 against 41", "items[3]: [1, 16, 40] against [1, 16, 41]"]
+    other_gpu = pkv.plan([5, 40], SHAPE, splits=2, gpu="h200")
+    assert any(line.startswith("gpu: ") and "rtx3060" in line and "h200" in line for line in a.diff(other_gpu))
+    fewer = pkv.plan([5, 40], SHAPE, splits=1, gpu="rtx3060")
+    assert "items: 4 against 2 entries" in a.diff(fewer)
+
+
+def test_a_plan_prints_as_a_table():
+    text = str(pkv.plan([5, 40, 0], SHAPE, splits=2, gpu="rtx3060"))
+    assert "split_kv" in text
+    assert "4 query heads, 2 KV heads, head_dim 64, pages of 16, float16" in text
+    assert "28 SMs" in text
+    rows = [line.split(maxsplit=3) for line in text.splitlines() if re.match(r"\s+\d+\s+\d+\s+\d+\s", line)]
+    assert rows == [["0", "5", "2", "0:5 empty"], ["1", "40", "2", "0:16 16:40"], ["2", "0", "2", "empty empty"]]
+    assert max(map(len, text.splitlines())) <= 120
+    many = str(pkv.plan([50_000] * 300, LLAMA, splits=64))
+    assert len(many.splitlines()) < 30
+    assert "and 288 more rows" in many
+    assert "at most" in str(pkv.plan([5, 40], SHAPE, dynamic=True))
+
+
+# --- JSON ---
+
+
+def test_json_is_plain_json():
+    data = json.loads(pkv.plan([5, 40], SHAPE, splits=2).to_json())
+    assert data["format"] == 1
+    assert data["items"] == [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 40]]
+    assert data["shape"]["dtype"] == "float16"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null", "{}", '{"format": 1}', '"plan"'])
+def test_from_json_refuses_garbage(text):
+    with pytest.raises(ValueError, match="not the JSON of a plan"):
+        pkv.Plan.from_json(text)
+
+
+def edited(**changes):
+    data = json.loads(pkv.plan([5, 40], SHAPE, splits=2, gpu="rtx3060").to_json())
+    data.update(changes)
+    return json.dumps(data)
+
+
+@pytest.mark.parametrize("found", [2, 0, "1", None, 99])
+def test_from_json_refuses_another_format(found):
+    with pytest.raises(ValueError, match=rf"plan format {found}, this pkv reads 1: update pkv"):
+        pkv.Plan.from_json(edited(format=found))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"items": None},
+        {"items": [[0, 0]]},
+        {"lengths": "five"},
+        {"shape": {}},
+        {"shape": {"n_q_heads": 4}},
+        {"gpu": "rtx3060"},
+        {"launches": [{"kernel": "decode"}]},
+        {"launches": [7]},
+        {"unknown": 1},
+        {"lengths": [5, 2**31]},
+        {"lengths": [5, 41]},
+        {"partial_offsets": [0, 2]},
+    ],
+    ids=lambda changes: next(iter(changes)) + "-" + str(next(iter(changes.values())))[:20],
+)
+def test_from_json_refuses_a_broken_plan(changes):
+    with pytest.raises(ValueError):  # noqa: PT011  many faults, each with its own words
+        pkv.Plan.from_json(edited(**changes))
+
+
+# --- validate catches tampering ---
+
+
+def tampered(**changes):
+    plan = pkv.plan([5, 40], SHAPE, stage="split_kv", splits=2, gpu="rtx3060")
+    return dataclasses.replace(plan, **{k: np.array(v) if isinstance(v, list) else v for k, v in changes.items()})
+
+
+DECODE, MERGE = Launch("decode", (0, 1), 0, 4, 2), Launch("merge", (0, 1), n_splits=2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"items": [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 39]]}, r"row 1 has 40 tokens, its items end at 39"),
+        ({"items": [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 41]]}, r"row 1 has 40 tokens, its items end at 41"),
+        ({"items": [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 32, 40]]}, r"tokens 16:32 of row 1 are lost at item 3"),
+        ({"items": [[0, 0, 5], [0, 16, 16], [1, 0, 32], [1, 16, 40]]}, r"tokens 16:32 of row 1 are done twice"),
+        (
+            {"items": [[0, 0, 5], [0, 16, 16], [1, 0, 10], [1, 10, 40]]},
+            r"begins at 10, not at a multiple of the tile 16",
+        ),
+        ({"items": [[0, 0, 5], [1, 16, 16], [1, 0, 16], [1, 16, 40]]}, r"item 1 belongs to row 1.* of row 0"),
+        ({"items": [[0, 0, 5], [0, 16, 3], [1, 0, 16], [1, 16, 40]]}, r"item 1 of row 0 ends before it begins"),
+        ({"items": [[0, 0, 5], [0, 16, 16], [2, 0, 16], [2, 16, 40]]}, r"item 2 belongs to row 2"),
+        ({"items": [[1, 0, 16], [1, 16, 40], [0, 0, 5], [0, 16, 16]]}, r"item 0 belongs to row 1"),
+        ({"items": [0, 5]}, r"items \(2,\).*\[n_items, 3\]"),
+        ({"lengths": [5, 41]}, r"row 1 has 41 tokens"),
+        ({"lengths": [-5, 40]}, r"lengths\[0\] = -5"),
+        ({"lengths": [5]}, r"partial_offsets has shape \(3,\), expected \(2,\)"),
+        ({"partial_offsets": [0, 3, 2]}, r"partial_offsets must rise from 0 to n_items = 4"),
+        ({"partial_offsets": [1, 2, 4]}, r"partial_offsets must rise"),
+        ({"partial_offsets": [0, 2, 3]}, r"partial_offsets must rise"),
+        ({"program_offsets": [0, 1, 3, 2, 4]}, r"program_offsets must rise"),
+        ({"program_offsets": [0, 1, 2, 3]}, r"program_offsets must rise"),
+        ({"program_offsets": []}, r"program_offsets has shape"),
+        ({"item_order": [0, 1, 2, 2]}, r"item_order must name every item exactly once"),
+        ({"item_order": [0, 1, 2]}, r"item_order must name every item"),
+        ({"item_order": [0, 1, 2, 4]}, r"item_order must name every item"),
+        ({"launches": (DECODE,)}, r"row 0 is split but never merged"),
+        ({"launches": (DECODE, Launch("merge", (0,), n_splits=2))}, r"row 1 is split but never merged"),
+        ({"launches": (DECODE, MERGE, MERGE)}, r"row 0 is merged twice"),
+        ({"launches": (Launch("decode", (0, 1), 0, 3, 2), MERGE)}, r"decode launches must cover the programs 0:4"),
+        ({"launches": (Launch("decode", (0, 1), 2, 4, 2), MERGE)}, r"decode launches must cover"),
+        ({"launches": (Launch("decode", (0, 2), 0, 4, 2), MERGE)}, r"names rows outside 0:2"),
+        ({"launches": (Launch("encode", (0, 1), 0, 4, 2), DECODE, MERGE)}, r"unknown kernel 'encode'"),
+        ({"tile": 0}, r"tile 0"),
+        ({"programs_per_sm": 0}, r"programs_per_sm 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_validate_catches(changes, message):
+    plan = tampered(**changes)
+    with pytest.raises(ValueError, match=rf"plan of stage 'split_kv': .*{message}"):
+        plan.validate()
+
+
+def test_validate_accepts_another_order():
+    assert tampered(item_order=[3, 1, 0, 2]).validate()
+
+
+# --- a plan is refused where it does not fit ---
+
+
+def run_with(plan, lengths=(5, 40), **shape):
+    q, cache = batch(Case("run", list(lengths), **shape))
+    return pkv.run(q, cache, plan)
+
+
+@pytest.mark.parametrize("stage", stages())
+def test_a_plan_serves_any_cache_of_its_lengths_and_shape(stage):
+    plan = pkv.plan([5, 40], SHAPE, stage=stage)
+    a = run_with(plan)
+    b = run_with(pkv.Plan.from_json(plan.to_json()))
+    assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize(("stage", "options"), stage_params({}, {"splits": 2}))
+def test_a_stale_plan_is_refused(stage, options, launched):
+    k = torch.zeros(2, 41, 2, 64, dtype=torch.float16, device=DEVICE)
+    cache = pkv.PagedKVCache.from_dense(k, k, [5, 40], n_pages=8)
+    q = torch.zeros(2, 4, 64, dtype=torch.float16, device=DEVICE)
+    plan = pkv.plan(cache.host_lengths, pkv.Shape.of(q, cache), stage=stage, **options)
+    pkv.run(q, cache, plan)
+    cache.append(k[:, 0], k[:, 0])
+    with pytest.raises(ValueError, match=r"plan is stale.*row 0 has 6 tokens.*planned for 5: make a new plan"):
+        pkv.run(q, cache, plan)
+    assert launched == [stage]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shape", "message"),
+    [
+        ((40, 5), {}, r"plan is stale or of another cache: row 0 has 40 tokens, it was planned for 5"),
+        ((5, 40, 1), {}, r"plan has 2 rows, the cache 3"),
+        ((5, 40), {"page_size": 8}, r"plan was made for another shape \(.*pages of 16.*pages of 8"),
+        ((5, 40), {"n_q_heads": 8}, r"another shape \(4 query heads.*8 query heads"),
+        ((5, 40), {"head_dim": 128}, r"another shape \(.*head_dim 64.*head_dim 128"),
+    ],
+    ids=["lengths", "rows", "page-size", "heads", "head-dim"],
+)
+@pytest.mark.parametrize("stage", stages())
+def test_a_plan_of_another_cache_is_refused(stage, lengths, shape, message, launched):
+    plan = pkv.plan([5, 40], SHAPE, stage=stage)
+    with pytest.raises(ValueError, match=message):
+        run_with(plan, lengths, **shape)
+    assert launched == []
+
+
+@pytest.mark.parametrize("stage", [stage for stage in pkv.STAGES if "dynamic" in options_of(stage)])
+def test_a_dynamic_plan_is_refused_beyond_its_capacity(stage, launched):
+    plan = pkv.plan([32, 32], SHAPE, stage=stage, dynamic=True)
+    with pytest.raises(ValueError, match=r"row 1 has 40 tokens, it was planned for at most 32"):
+        run_with(plan)
+    assert launched == []
+
+
+# --- shapes ---
+
+
+def test_shape_of_tensors():
+    q, cache = batch(Case("shape", [5], n_q_heads=6, n_kv_heads=3, head_dim=80, page_size=8), torch.bfloat16)
+    shape = pkv.Shape.of(q, cache)
+    assert shape == pkv.Shape(6, 3, 80, 8, torch.bfloat16)
+    assert shape == pkv.Shape(6, 3, 80, 8, "bfloat16", "torch.bfloat16")
+    assert hash(shape) == hash(pkv.Shape(6, 3, 80, 8, "bfloat16"))
+    assert shape != pkv.Shape(6, 3, 80, 8, "bfloat16", "float16")
+    assert (shape.group, shape.kv_bytes_per_token) == (2, 2 * 3 * 80 * 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        ((5, 2, 64, 16, "float16"), ValueError, r"n_q_heads = 5 is not a multiple of n_kv_heads = 2"),
+        ((0, 1, 64, 16, "float16"), ValueError, r"n_q_heads = 0"),
+        ((4, 0, 64, 16, "float16"), ValueError, r"n_kv_heads = 0"),
+        ((4, 2, -1, 16, "float16"), ValueError, r"head_dim = -1"),
+        ((4, 2, 64, 0, "float16"), ValueError, r"page_size = 0"),
+        ((4, 2, 64.0, 16, "float16"), TypeError, r"head_dim must be an int, got 64.0"),
+        ((True, 1, 64, 16, "float16"), TypeError, r"n_q_heads must be an int"),
+        ((4, 2, 64, 16, "float17"), TypeError, r"dtype = 'float17'"),
+        ((4, 2, 64, 16, torch.int32), TypeError, r"dtype = torch.int32"),
+        ((4, 2, 64, 16, "tensor"), TypeError, r"dtype = 'tensor'"),
+    ],
+    ids=str,
+)
+def test_bad_shapes(sizes, error, message):
+    with pytest.raises(error, match=message):
+        pkv.Shape(*sizes)
