@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pkv.paging import Ints, PagePool, at_least, check_agreement, csr_positions, host_ints, pages_used
+from pkv.checks import Ints, at_least, check_tensor, host_ints
+from pkv.paging import PagePool, check_agreement, csr_positions, pages_used
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
@@ -118,8 +119,8 @@ class PagedKVCache:
         many columns unless max_pages says otherwise. Lengths on a GPU are copied to the host first.
         """
         known = host_ints("lengths", lengths)
-        _check_tensor("k", k, (known.size, "max_len", "n_kv_heads", "head_dim"))
-        _check_tensor("v", v, k.shape, k.dtype, k.device)
+        check_tensor("k", k, (known.size, "max_len", "n_kv_heads", "head_dim"))
+        check_tensor("v", v, k.shape, k.dtype, k.device)
         n_rows, max_len, n_kv_heads, head_dim = k.shape
         page_size = at_least(1, "page_size", page_size)
         bad = np.flatnonzero((known < 0) | (known > max_len))
@@ -373,41 +374,23 @@ class PagedKVCache:
         return row
 
     def _check_new_tokens(self, k: Tensor, v: Tensor, n_tokens: int | str) -> None:
-        _check_tensor("k", k, (n_tokens, self.n_kv_heads, self.head_dim), self.dtype, self.device)
-        _check_tensor("v", v, k.shape, self.dtype, self.device)
+        check_tensor("k", k, (n_tokens, self.n_kv_heads, self.head_dim), self.dtype, self.device)
+        check_tensor("v", v, k.shape, self.dtype, self.device)
 
 
 def _check_arguments(k_pages: Tensor, v_pages: Tensor, block_table: Tensor, lengths: Tensor, layout: str) -> None:
     if layout not in ("NHD", "HND"):
         raise ValueError(f'layout = {layout!r} is unknown: pass "NHD" or "HND"')
     inner = ("page_size", "n_kv_heads") if layout == "NHD" else ("n_kv_heads", "page_size")
-    _check_tensor("k_pages", k_pages, ("n_pages", *inner, "head_dim"))
+    check_tensor("k_pages", k_pages, ("n_pages", *inner, "head_dim"))
     if k_pages.dtype not in DTYPES:
         raise TypeError(f"k_pages is {k_pages.dtype}: pages hold float16, bfloat16, float32 or float64")
     if 0 in k_pages.shape[1:]:
         raise ValueError(f"k_pages has shape {list(k_pages.shape)}: only the number of pages may be 0")
-    _check_tensor("v_pages", v_pages, k_pages.shape, k_pages.dtype, k_pages.device)
+    check_tensor("v_pages", v_pages, k_pages.shape, k_pages.dtype, k_pages.device)
     # Converting a table would copy it, and its owner's later edits in place would be lost: refuse.
-    _check_tensor("block_table", block_table, ("n_rows", "max_pages"), torch.int32, k_pages.device)
-    _check_tensor("lengths", lengths, (len(block_table),), torch.int32, k_pages.device)
-
-
-def _check_tensor(
-    name: str,
-    x: Tensor,
-    shape: Sequence[int | str],
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-) -> None:
-    """Check shape (a word stands for any size), dtype and device (None for any)."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
-    if x.ndim != len(shape) or any(want != size for want, size in zip(shape, x.shape) if not isinstance(want, str)):
-        raise ValueError(f"{name} has shape {list(x.shape)}, expected [{', '.join(map(str, shape))}]")
-    if dtype is not None and x.dtype != dtype:
-        raise TypeError(f"{name} is {x.dtype}, expected {dtype}: pass {name}.to({dtype})")
-    if device is not None and x.device != device:
-        raise ValueError(f"{name} is on {x.device}, the others on {device}: pass {name}.to({str(device)!r})")
+    check_tensor("block_table", block_table, ("n_rows", "max_pages"), torch.int32, k_pages.device)
+    check_tensor("lengths", lengths, (len(block_table),), torch.int32, k_pages.device)
 
 
 def _upload(array: np.ndarray, device: torch.device) -> Tensor:

@@ -6,7 +6,6 @@ q, cache -> stage.plan(lengths, shape) -> Plan -> stage.launch(q, cache, plan, .
 import functools
 import inspect
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,21 @@ import torch
 
 from pkv._triton import require_launchable
 from pkv.cache import PagedKVCache
+from pkv.checks import Ints
 from pkv.configs import LARGEST_HEAD_DIM
 from pkv.gpus import GpuProfile, gpu_of
 from pkv.merging import MOST_DIM_BLOCKS
-from pkv.plans import Plan, int_lengths
+from pkv.plans import LONGEST_ROW, Plan, int_lengths
 from pkv.shapes import Shape
 from pkv.stages import STAGES
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEFAULT_STAGE = "split_kv"  # the best stage that needs nothing from the host
-LARGEST_GRID = LONGEST_ROW = 2**31 - 1
+LARGEST_GRID = 2**31 - 1
 
 
 def plan(
-    lengths: "Sequence[int] | torch.Tensor | np.ndarray[Any, Any]",
+    lengths: Ints,
     shape: Shape,
     stage: str = DEFAULT_STAGE,
     **options: Any,

@@ -9,15 +9,10 @@ pages are shared (`ref_counts` 2), and page 3 is to receive the 2 tokens of page
 
 from __future__ import annotations
 
-import operator
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable
 
 import numpy as np
-from torch import Tensor
-
-Ints: TypeAlias = Sequence[int] | np.ndarray | Tensor
 
 UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
 
@@ -138,27 +133,6 @@ class PagePool:
         pages = [self.free_pages.popleft() for _ in range(n)]
         self.ref_counts[pages] = 1
         return pages
-
-
-def at_least(minimum: int, name: str, value: int) -> int:
-    """`value` as an int; TypeError if it is none, ValueError if it is too small."""
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
-    if value < minimum:
-        raise ValueError(f"{name} = {value} is too small: pass {minimum} or more")
-    return value
-
-
-def host_ints(name: str, values: Ints) -> np.ndarray:
-    """`values` as a new int64 array of one dimension; a tensor on a GPU is waited for."""
-    array = values.cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    if array.ndim != 1:
-        raise ValueError(f"{name} has shape {list(array.shape)}, expected one dimension")
-    if array.size and array.dtype.kind not in "iu":  # numpy takes an empty list for floats
-        raise TypeError(f"{name} must be integers, got {array.dtype}")
-    return array.astype(np.int64)
 
 
 def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:

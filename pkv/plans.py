@@ -12,7 +12,6 @@ items (0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40); partial_offsets [0, 2, 
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,11 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pkv.checks import Ints, host_ints
 from pkv.counters import Counters, count
 from pkv.gpus import GpuProfile
 from pkv.shapes import Shape
 
 Int32Array = npt.NDArray[np.int32]
+LONGEST_ROW = 2**31 - 1  # tokens
 FORMAT = 1  # of the JSON; a newer one is refused
 
 
@@ -93,7 +94,7 @@ class Plan:
     @cached_property
     def least_bound(self) -> int:
         """The least of the lengths: with `dynamic`, no row of at most so many tokens can exceed the plan."""
-        return int(self.lengths.min(initial=2**31 - 1))
+        return int(self.lengths.min(initial=LONGEST_ROW))
 
     @cached_property
     def counters(self) -> Counters:
@@ -196,22 +197,13 @@ class Plan:
         return as_table(self)
 
 
-def int_lengths(lengths: "Sequence[int] | torch.Tensor | npt.NDArray[Any]") -> Int32Array:
+def int_lengths(lengths: Ints) -> Int32Array:
     """Row lengths as an int32 array; a GPU tensor is copied once. Errors name the row.
 
     >>> int_lengths([5, 40]).tolist()
     [5, 40]
     """
-    if isinstance(lengths, torch.Tensor):
-        lengths = lengths.detach().cpu().numpy()
-    try:
-        array = np.asarray(lengths)
-    except ValueError:
-        raise TypeError("lengths must be a flat list of ints, one per row") from None
-    if array.size == 0:
-        array = array.astype(np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"lengths must be a flat list of ints, one per row; got {array.dtype} of shape {array.shape}")
-    for bad in np.flatnonzero((array < 0) | (array > 2**31 - 1))[:1]:
-        raise ValueError(f"lengths[{bad}] = {array[bad]} must lie in 0 .. 2**31 - 1 (tokens of row {bad})")
+    array = host_ints("lengths", lengths)
+    for row in np.flatnonzero((array < 0) | (array > LONGEST_ROW))[:1]:
+        raise ValueError(f"lengths[{row}] = {array[row]} must lie in 0 .. 2**31 - 1 (tokens of row {row})")
     return array.astype(np.int32)

@@ -740,7 +740,7 @@ BAD_ARGUMENTS = [
     ({"host_lengths": [-1, 6]}, ValueError, r"host_lengths\[0\] = -1 is negative"),
     ({"host_lengths": [3, 5]}, ValueError, r"host_lengths\[1\] = 5, lengths\[1\] = 6: pass the same, or None"),
     ({"host_lengths": [3.0, 6.0]}, TypeError, r"host_lengths must be integers, got float64"),
-    ({"host_lengths": [[3, 6]]}, ValueError, r"host_lengths has shape \[1, 2\], expected one dimension"),
+    ({"host_lengths": [[3, 6]]}, ValueError, r"host_lengths has shape \[1, 2\], expected a flat list"),
 ]
 
 
@@ -801,7 +801,7 @@ K, V = dense([3, 10])
         (lambda: PagedKVCache.from_dense(K.int(), V.int(), [3, 10]), r"is torch.int32: pages hold float16"),
         (lambda: PagedKVCache.from_dense(K, V, [3.0, 10.0]), r"lengths must be integers, got float64"),
         (lambda: PagedKVCache.from_dense(K, V, torch.tensor([True, True])), r"lengths must be integers, got bool"),
-        (lambda: PagedKVCache.from_dense(K, V, 3), r"lengths has shape \[\], expected one dimension"),
+        (lambda: PagedKVCache.from_dense(K, V, 3), r"lengths has shape \[\], expected a flat list"),
         (lambda: PagedKVCache.from_dense(K, V, [3, 10], 0), r"page_size = 0 is too small: pass 1 or more"),
         (lambda: PagedKVCache.from_dense(K, V, [3, 10], 4, n_pages=3), r"n_pages = 3 is too small: pass 4 or more"),
         (lambda: PagedKVCache.from_dense(K, V, [3, 10], 4, max_pages=2), r"max_pages = 2 is too small: pass 3 or"),
