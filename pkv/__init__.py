@@ -7,6 +7,8 @@
 torch.Size([2, 8, 64])
 """
 
+import sys
+
 from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
 from pkv.cache import PagedKVCache
 from pkv.counters import Counters
@@ -31,3 +33,8 @@ __all__ = [
     "plan",
     "run",
 ]
+
+if "IPython" in sys.modules:  # in a notebook a plan draws itself
+    from pkv.viz.notebook import register
+
+    register()

@@ -6,6 +6,7 @@ q, cache -> stage.plan(lengths, shape) -> Plan -> stage.launch(q, cache, plan, .
 import functools
 import inspect
 import math
+import numbers
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 
 from pkv._triton import require_launchable
 from pkv.cache import PagedKVCache
-from pkv.checks import Ints
+from pkv.checks import Ints, at_least
 from pkv.configs import LARGEST_HEAD_DIM
 from pkv.gpus import GpuProfile, gpu_of
 from pkv.merging import MOST_DIM_BLOCKS
@@ -43,13 +44,13 @@ def plan(
     [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 40]]
     """
     module = find_stage(stage)
-    check_options(stage, options)
+    options = checked_options(stage, options)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
     if stage != "reference":
         check_kernel_shape(shape)
     row_lengths = int_lengths(lengths)
-    n_rows, splits = len(row_lengths), options.get("splits") or 1
+    n_rows, splits = len(row_lengths), options.get("splits", 1)
     if n_rows * max(splits * shape.grid_heads, shape.n_q_heads * MOST_DIM_BLOCKS) > LARGEST_GRID:
         raise ValueError(
             f"{n_rows} rows x {splits} splits x {shape.grid_heads} heads exceed a grid of 2**31 - 1 programs: "
@@ -117,42 +118,40 @@ def decode(
     check_arrays(q, cache, out)
     shape = Shape.of(q, cache)
     name = DEFAULT_STAGE if stage is None else stage
-    if options:
-        check_options(name, options)
-    if find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda":
-        made = _capacity_plan(
-            cache.n_rows, cache.capacity, shape, name, options.pop("gpu", None) or gpu_of(q.device), **options
-        )
+    options = {"gpu": gpu_of(q.device), **(checked_options(name, options) if options else {})}
+    if options.pop("dynamic", find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda"):
+        made = _capacity_plan(cache.n_rows, cache.capacity, shape, name, **options)
     else:
         lengths = cache.host_lengths
-        made = plan(
-            cache.lengths if lengths is None else lengths, shape, stage=name, **{"gpu": gpu_of(q.device), **options}
-        )
+        made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, **options)
     result, lse = run(q, cache, made, scale=scale, out=out, check=check)
     return (result, lse) if return_lse else result
 
 
 @functools.lru_cache(maxsize=256)
-def _capacity_plan(
-    n_rows: int, capacity: int, shape: Shape, stage: str, gpu: "str | GpuProfile", **options: Any
-) -> Plan:
+def _capacity_plan(n_rows: int, capacity: int, shape: Shape, stage: str, **options: Any) -> Plan:
     """A plan for rows of any length up to the table's capacity; the kernels read the true lengths."""
-    return plan([min(capacity, LONGEST_ROW)] * n_rows, shape, stage=stage, gpu=gpu, dynamic=True, **options)
+    return plan([min(capacity, LONGEST_ROW)] * n_rows, shape, stage=stage, dynamic=True, **options)
 
 
-def check_options(stage: str, options: dict[str, Any]) -> None:
-    """Only options that the stage has, of the right type."""
+def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The options, provided that the stage has them and their types are right; what is None is left out."""
     parameters = inspect.signature(find_stage(stage).plan).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    checked = {}
     for name, value in options.items():
         if name not in known:
             raise TypeError(f"stage {stage!r} has no option {name!r}; it has {', '.join(known)}")
-        if name in ("splits", "tile") and value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if name == "splits" and value is not None and value < 1:
-            raise ValueError(f"splits = {value} must be at least 1 (None chooses)")
-        if name == "gpu" and not isinstance(value, (str, GpuProfile, type(None))):
+        if value is None:
+            continue
+        if name in ("splits", "tile"):
+            value = at_least(1, name, value)
+        if name == "dynamic" and not isinstance(value, bool):
+            raise TypeError(f"dynamic must be True or False, got {value!r}")
+        if name == "gpu" and not isinstance(value, (str, GpuProfile)):
             raise TypeError(f"gpu must be a profile's name or a pkv.GpuProfile, got {value!r}")
+        checked[name] = value
+    return checked
 
 
 def find_stage(name: str) -> Any:
@@ -166,7 +165,7 @@ def resolve_scale(scale: float | None, head_dim: int) -> float:
     """None means 1 / sqrt(head_dim); 0.0 is a scale."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not math.isfinite(scale):
         raise ValueError(f"scale = {scale!r} must be a finite number (None = 1 / sqrt(head_dim))")
     return float(scale)
 
