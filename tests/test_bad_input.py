@@ -1,0 +1,296 @@
+"""Bad input gets a ValueError or TypeError that names argument, row and remedy, and nothing was launched."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import DEVICE, Case, batch, options_of, stages
+
+import pkv
+
+LENGTHS = [5, 40, 17]
+HALF = torch.float16
+
+
+@pytest.fixture
+def ready(launched):
+    """q, a cache, and at the end the proof that an error left everything alone."""
+    q, cache = batch(Case("bad-input", LENGTHS))
+    before = [x.clone() for x in (q, cache.k_pages, cache.v_pages)]
+    version = cache.version
+    yield q, cache
+    assert launched == []
+    for old, new in zip(before, (q, cache.k_pages, cache.v_pages), strict=True):
+        assert torch.equal(old.nan_to_num(), new.nan_to_num())
+    assert cache.version == version
+
+
+def rebuilt(cache, **changes):
+    parts = {"k_pages": cache.k_pages, "v_pages": cache.v_pages, "block_table": cache.block_table}
+    return pkv.PagedKVCache(**(parts | {"lengths": cache.lengths.clone()} | changes))
+
+
+# --- q, cache and out ---
+
+BAD_ARRAYS = {
+    "q-a-list": (lambda q: q.tolist(), ValueError, r"q must be a tensor \[n_rows, n_q_heads, head_dim\], got list"),
+    "q-rank-2": (lambda q: q[0], ValueError, r"q must be .*got \[4, 64\].*one token per row"),
+    "q-rank-4": (lambda q: q[:, None], ValueError, r"q must be .*got \[3, 1, 4, 64\]; one decode step has one token"),
+    "q-too-few-rows": (lambda q: q[:2], ValueError, r"q has 2 rows, the cache 3"),
+    "q-too-many-rows": (lambda q: torch.cat([q, q]), ValueError, r"q has 6 rows, the cache 3"),
+    "q-heads-no-multiple": (lambda q: q[:, :3], ValueError, r"q has 3 query heads, not a multiple of the cache's 2 KV"),
+    "q-no-heads": (lambda q: q[:, :0], ValueError, r"q has 0 query heads"),
+    "q-head-dim": (lambda q: q[..., :32], ValueError, r"q has head_dim 32, the cache 64"),
+    "q-fp32": (lambda q: q.float(), TypeError, r"q is torch.float32, the cache torch.float16: .*q.to\(torch.float16\)"),
+    "q-bf16": (lambda q: q.bfloat16(), TypeError, r"q is torch.bfloat16, the cache torch.float16"),
+    "q-int": (lambda q: q.int(), TypeError, r"q is torch.int32, the cache torch.float16"),
+    "q-device": (lambda q: q.to("meta"), ValueError, r"q lies on meta, the cache on \w+(:\d)?: move one, e.g. q.to\("),
+}
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD_ARRAYS.values(), ids=BAD_ARRAYS)
+@pytest.mark.parametrize("stage", stages())
+def test_bad_q(ready, stage, change, error, message):
+    q, cache = ready
+    out = torch.full_like(q, math.nan)
+    with pytest.raises(error, match=message):
+        pkv.decode(change(q), cache, stage=stage, out=out)
+    plan = pkv.plan(LENGTHS, pkv.Shape.of(q, cache), stage=stage)
+    with pytest.raises(error, match=message):
+        pkv.run(change(q), cache, plan, out=out)
+    assert out.isnan().all()
+
+
+BAD_OUT = {
+    "rows": (lambda q: q[:2].clone(), r"out is \[2, 4, 64\].*must be like q: \[3, 4, 64\] torch.float16"),
+    "heads": (lambda q: q[:, :2].clone(), r"out is \[3, 2, 64\].*must be like q"),
+    "dtype": (lambda q: q.float(), r"out is .*torch.float32.*must be like q: .*torch.float16"),
+    "device": (lambda q: q.to("meta"), r"out is .* on meta, must be like q"),
+    "expanded": (lambda q: q[:1, :, :1].clone().expand(q.shape), r"out is an expanded tensor.*tensor of its own"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_OUT.values(), ids=BAD_OUT)
+@pytest.mark.parametrize("stage", stages())
+def test_bad_out(ready, stage, change, message):
+    q, cache = ready
+    with pytest.raises(ValueError, match=message):
+        pkv.decode(q, cache, stage=stage, out=change(q))
+
+
+@pytest.mark.parametrize("bad", [None, "cache", (1, 2)])
+@pytest.mark.parametrize("stage", stages())
+def test_bad_cache(ready, stage, bad):
+    q, _ = ready
+    with pytest.raises(TypeError, match=r"cache must be a pkv.PagedKVCache, got \w+"):
+        pkv.decode(q, bad, stage=stage)
+
+
+# --- tables ---
+
+BAD_TABLES = {
+    "int64-table": ({"block_table": torch.int64}, TypeError, r"block_table is torch.int64, expected torch.int32: pass"),
+    "int64-lengths": ({"lengths": torch.int64}, TypeError, r"lengths is torch.int64, expected torch.int32: pass"),
+    "float-lengths": ({"lengths": torch.float32}, TypeError, r"lengths is torch.float32, expected torch.int32"),
+    "table-device": ({"block_table": "meta"}, ValueError, r"block_table is on meta, .*pass block_table.to\("),
+    "lengths-device": ({"lengths": "meta"}, ValueError, r"lengths is on meta, .*pass lengths.to\("),
+    "v-dtype": ({"v_pages": torch.bfloat16}, TypeError, r"v_pages is torch.bfloat16, expected torch.float16"),
+    "v-device": ({"v_pages": "meta"}, ValueError, r"v_pages is on meta"),
+}
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), BAD_TABLES.values(), ids=BAD_TABLES)
+def test_bad_tables(ready, changes, error, message):
+    _, cache = ready
+    converted = {name: getattr(cache, name).to(target) for name, target in changes.items()}
+    with pytest.raises(error, match=message):
+        rebuilt(cache, **converted)
+
+
+BAD_SHAPES = {
+    "table-rank": (
+        {"block_table": lambda x: x.flatten()},
+        r"block_table has shape \[\d+\], expected \[n_rows, max_pages",
+    ),
+    "lengths-rank": ({"lengths": lambda x: x[:, None]}, r"lengths has shape \[3, 1\], expected \[3\]"),
+    "lengths-rows": ({"lengths": lambda x: x[:2]}, r"lengths has shape \[2\], expected \[3\]"),
+    "pages-rank": (
+        {"k_pages": lambda x: x[0]},
+        r"k_pages has shape .*expected \[n_pages, page_size, n_kv_heads, head_dim",
+    ),
+    "v-pages": ({"v_pages": lambda x: x[:-1]}, r"v_pages has shape"),
+    "v-head-dim": ({"v_pages": lambda x: x[..., :32]}, r"v_pages has shape .*32\], expected .*64\]"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SHAPES.values(), ids=BAD_SHAPES)
+def test_bad_shapes(ready, changes, message):
+    _, cache = ready
+    with pytest.raises(ValueError, match=message):
+        rebuilt(cache, **{name: change(getattr(cache, name)) for name, change in changes.items()})
+
+
+def test_bad_layout(ready):
+    _, cache = ready
+    with pytest.raises(ValueError, match=r'layout = \'NDH\' is unknown: pass "NHD" or "HND"'):
+        rebuilt(cache, layout="NDH")
+
+
+# --- values: on the CPU always checked, on a GPU with check=True ---
+
+
+@pytest.mark.parametrize("stage", stages())
+@pytest.mark.parametrize(
+    ("row", "length", "message"),
+    [
+        (1, -3, r"lengths\[1\] = -3"),
+        (0, -(2**31), r"lengths\[0\] = -2147483648"),
+        (2, 81, r"lengths\[2\] = 81 needs 6 pages of 16, block table has 5: give it 6 columns or shorten the row"),
+        (0, 2**31 - 1, r"lengths\[0\] = 2147483647 needs 134217728 pages of 16"),
+    ],
+    ids=["negative", "smallest", "one-too-long", "largest"],
+)
+def test_bad_lengths(ready, stage, row, length, message):
+    q, cache = ready
+    cache = rebuilt(cache)
+    cache.lengths[row] = length
+    out = torch.full_like(q, math.nan)
+    with pytest.raises(ValueError, match=message):
+        pkv.decode(q, cache, stage=stage, check=True, out=out)
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize("stage", stages())
+@pytest.mark.parametrize("page", [-1, 8, 2**31 - 1, -(2**31)])
+def test_table_entry_outside_the_pool(ready, stage, page):
+    q, cache = ready
+    assert cache.n_pages == 8
+    cache = rebuilt(cache, block_table=cache.block_table.clone())
+    cache.block_table[1, 2] = page
+    out = torch.full_like(q, math.nan)
+    message = rf"block_table\[1, 2\] = {page} is outside the pool of 8 pages: row 1 uses 3 entries"
+    with pytest.raises(ValueError, match=message):
+        pkv.decode(q, cache, stage=stage, check=True, out=out)
+    assert out.isnan().all()
+
+
+def test_an_unused_table_entry_is_not_checked(ready):
+    _, cache = ready
+    cache.block_table[0, 1] = 10_000
+    cache.validate()
+
+
+@pytest.mark.parametrize("stage", stages())
+def test_host_lengths_that_disagree(ready, stage):
+    q, cache = ready
+    with pytest.raises(ValueError, match=r"host_lengths\[1\] = 41, lengths\[1\] = 40: pass the same, or None"):
+        pkv.decode(q, rebuilt(cache, host_lengths=[5, 41, 17]), stage=stage, check=True)
+    with pytest.raises(ValueError, match=r"host_lengths has 2 entries, expected 3"):
+        rebuilt(cache, host_lengths=[5, 40])
+
+
+# --- stages, options, plans ---
+
+
+@pytest.mark.parametrize("name", ["nonsense", "", "Split_KV", 3])
+def test_unknown_stage(ready, name):
+    q, cache = ready
+    message = rf"stage = {name!r} does not exist; choose one of {', '.join(pkv.STAGES)}"
+    with pytest.raises(ValueError, match=message):
+        pkv.decode(q, cache, stage=name)
+    with pytest.raises(ValueError, match=message):
+        pkv.plan(LENGTHS, pkv.Shape.of(q, cache), stage=name)
+
+
+@pytest.mark.parametrize("splits", [0, -1, -(10**9)])
+@pytest.mark.parametrize("stage", [stage for stage in pkv.STAGES if "splits" in options_of(stage)])
+def test_splits_below_one(ready, stage, splits):
+    q, cache = ready
+    with pytest.raises(ValueError, match=rf"splits = {splits} .*(at least 1|1 or more)"):
+        pkv.decode(q, cache, stage=stage, splits=splits)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"splits": 2.0}, TypeError, r"splits must be an int, got"),
+        ({"splits": "2"}, TypeError, r"splits must be an int, got"),
+        ({"splits": 10**10}, ValueError, r"splits"),
+        ({"tile": 17}, ValueError, r"tile = 17 must be one of 16, 32, 64"),
+        ({"tile": 0}, ValueError, r"tile = 0 "),
+        ({"tile": 16.0}, TypeError, r"tile must be an int"),
+        ({"gpu": "rtx9999"}, ValueError, r"gpu = 'rtx9999' is no shipped profile; choose one of .*h200.*rtx3060"),
+        ({"gpu": 3}, TypeError, r"gpu must be .*got 3"),
+        ({"split": 3}, TypeError, r"stage 'split_kv' has no option 'split'; it has splits, tile, gpu"),
+    ],
+    ids=lambda value: "-".join(map(str, *value.items())) if isinstance(value, dict) else None,
+)
+def test_bad_options(ready, options, error, message):
+    q, cache = ready
+    with pytest.raises(error, match=message):
+        pkv.decode(q, cache, stage="split_kv", **options)
+    with pytest.raises(error, match=message):
+        pkv.plan(LENGTHS, pkv.Shape.of(q, cache), stage="split_kv", **options)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "error", "message"),
+    [
+        ([5, -1], ValueError, r"lengths\[1\] = -1"),
+        ([5, 2**31], ValueError, r"lengths\[1\] = 2147483648"),
+        ([5.0, 1.0], TypeError, r"lengths must be .*int.*got float64"),
+        ([[5], [1]], (TypeError, ValueError), r"lengths .*\[2, 1\]"),
+        ([[5], [1, 2]], (TypeError, ValueError), r"lengths .*"),
+        ([True, False], TypeError, r"lengths must be .*int.*got bool"),
+        (["5"], TypeError, r"lengths must be .*int.*got"),
+        (5, (TypeError, ValueError), r"lengths .*"),
+        (torch.tensor([[5]]), (TypeError, ValueError), r"lengths .*\[1, 1\]"),
+    ],
+    ids=str,
+)
+def test_bad_lengths_of_a_plan(lengths, error, message):
+    with pytest.raises(error, match=message):
+        pkv.plan(lengths, pkv.Shape(4, 2, 64, 16, HALF))
+
+
+def test_bad_shape_of_a_plan():
+    with pytest.raises(TypeError, match=r"shape must be a pkv.Shape, got tuple; pkv.Shape.of\(q, cache\) makes one"):
+        pkv.plan([5], (4, 2, 64, 16, HALF))
+
+
+@pytest.mark.parametrize("stage", [stage for stage in pkv.STAGES if stage not in ("reference", "flashinfer")])
+def test_what_only_the_reference_can_do(ready, stage):
+    with pytest.raises(ValueError, match=r"head_dim = 257 is above 256.*use stage='reference'"):
+        pkv.plan([5], pkv.Shape(4, 2, 257, 16, HALF), stage=stage)
+    with pytest.raises(TypeError, match=r"float64 has no kernel.*use stage='reference'"):
+        pkv.plan([5], pkv.Shape(4, 2, 64, 16, torch.float64), stage=stage)
+
+
+def test_what_the_reference_can_do():
+    for case, dtype in ((Case("wide", [5, 0, 33], head_dim=300), HALF), (Case("fp64", [5, 0, 33]), torch.float64)):
+        q, cache = batch(case, dtype)
+        out, lse = pkv.decode(q, cache, stage="reference", return_lse=True)
+        assert out.dtype == dtype
+        assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert out.isfinite().all()
+
+
+# --- scale ---
+
+
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, True, "1", 1j], ids=str)
+@pytest.mark.parametrize("stage", stages())
+def test_bad_scale(ready, stage, scale):
+    q, cache = ready
+    with pytest.raises((ValueError, TypeError), match=r"scale = .* must be a finite number"):
+        pkv.decode(q, cache, stage=stage, scale=scale)
+
+
+def test_on_another_device_than_the_current_one():
+    """A14 without a second GPU: tensors on different devices are refused by name."""
+    q, cache = batch(Case("mixed", [5]))
+    assert cache.device.type == DEVICE.type
+    with pytest.raises(ValueError, match=r"q lies on meta, the cache on"):
+        pkv.decode(q.to("meta"), cache)
