@@ -22,7 +22,8 @@
 # %%
 import pkv
 
-print("Kernels run", "in Triton's interpreter, on the CPU." if pkv.INTERPRETED else "compiled, on the GPU.")
+where = "in Triton's interpreter, on the CPU" if pkv.INTERPRETED else "compiled, on the GPU"
+print(f"Kernels run {where}.")
 
 # %% [markdown]
 # ## A row's tokens lie in pages
@@ -38,7 +39,9 @@ from pkv import viz
 
 torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
 tokens = torch.arange(10, dtype=torch.float16)
-k = v = tokens[None, :, None, None].expand(2, 10, 2, 64)  # [n_rows, max_len, n_kv_heads, head_dim]
+k = v = tokens[None, :, None, None].expand(
+    2, 10, 2, 64
+)  # [n_rows, max_len, n_kv_heads, head_dim]
 cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=3, n_pages=6)
 viz.draw_pages(cache)
 
@@ -48,7 +51,9 @@ viz.draw_pages(cache)
 # %%
 print("block table", cache.block_table.tolist())
 print("lengths    ", cache.lengths.tolist())
-print("pool       ", list(cache.k_pages.shape), "= [n_pages, page_size, n_kv_heads, head_dim]")
+print(
+    "pool       ", list(cache.k_pages.shape), "= [n_pages, page_size, n_kv_heads, head_dim]"
+)
 
 # %% [markdown]
 # **Predict.** In which page, and in which slot of it, does token 9 of row 1 lie? Use the printed table and the page size 4.
@@ -56,7 +61,9 @@ print("pool       ", list(cache.k_pages.shape), "= [n_pages, page_size, n_kv_hea
 # %%
 row, token = 1, 9
 page, slot = int(cache.block_table[row, token // 4]), token % 4
-print(f"page {page}, slot {slot}, which holds the value {cache.v_pages[page, slot, 0, 0]:g}")
+print(
+    f"page {page}, slot {slot}, which holds the value {cache.v_pages[page, slot, 0, 0]:g}"
+)
 
 # %%
 viz.draw_pages(cache, highlight=(row, token))
@@ -70,7 +77,9 @@ viz.draw_pages(cache, highlight=(row, token))
 
 # %%
 for token in (3, 4):
-    new = torch.full((2, 2, 64), float(token), dtype=torch.float16)  # [n_rows, n_kv_heads, head_dim]
+    new = torch.full(
+        (2, 2, 64), float(token), dtype=torch.float16
+    )  # [n_rows, n_kv_heads, head_dim]
     cache.append(new, new)
     print("lengths", cache.lengths.tolist(), "free pages", cache.n_free_pages)
 
@@ -97,7 +106,9 @@ cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=3, 
 q = torch.zeros(2, 8, 64, dtype=torch.float16)  # [n_rows, n_q_heads, head_dim]
 out, lse = pkv.decode(q, cache, stage="reference", return_lse=True)
 print("out", list(out.shape), "of head 0:", out[:, 0, 0].tolist())
-print("lse", list(lse.shape), "of head 0:", [f"ln {x:.4g}" for x in lse[:, 0].exp().tolist()])
+print(
+    "lse", list(lse.shape), "of head 0:", [f"ln {x:.4g}" for x in lse[:, 0].exp().tolist()]
+)
 
 # %% [markdown]
 # The mean of 0 .. L - 1 is (L - 1) / 2, and L weights of exp(0) = 1 sum to L. With q = 0 one can see at a glance whether a token was lost, or read twice. We shall use this often.
@@ -118,12 +129,12 @@ print(pkv.decode(q, head_cache, stage="reference")[1, :, 0].tolist())
 #
 # Now the same through our own Triton kernel. One **program** takes one KV head of one row, and serves all G query heads of its group: each key and each value is read once for G heads. `splits=1` says that no row is cut; lesson 01 changes that.
 #
-# A **plan** says which program reads which tokens. It is a value: print it, draw it, run it.
+# A **plan** says which program reads which tokens. It is a value: print it, draw it, run it. At the end of a cell it draws itself.
 
 # %%
 shape = pkv.Shape.of(q, cache)
 plan = pkv.plan([3, 10], shape, stage="split_kv", splits=1, gpu="rtx3060")
-viz.draw_plan(plan)
+plan
 
 # %%
 print(plan)
@@ -136,11 +147,17 @@ print(plan)
 # %%
 from pkv.accuracy import Yardstick
 
-generator = torch.Generator(device=q.device).manual_seed(0)
-q, k, v = (torch.randn(size, generator=generator).half() for size in [(2, 8, 64), (2, 10, 2, 64), (2, 10, 2, 64)])
+torch.manual_seed(0)
+q, k, v = (
+    torch.randn(size).half() for size in [(2, 8, 64), (2, 10, 2, 64), (2, 10, 2, 64)]
+)
 cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=3)
 out, lse = pkv.run(q, cache, plan)
-print(list(out.shape), "within the tolerance of fp64:", Yardstick(q, cache).measure(out, lse).ok)
+print(
+    list(out.shape),
+    "within the tolerance of fp64:",
+    Yardstick(q, cache).measure(out, lse).ok,
+)
 
 # %% [markdown]
 # **Predict.** We shuffle the pool differently (another `seed`). Does the result change by rounding, or not at all?
@@ -149,7 +166,12 @@ print(list(out.shape), "within the tolerance of fp64:", Yardstick(q, cache).meas
 for seed in (None, 1, 2):
     shuffled = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=seed)
     again, _ = pkv.run(q, shuffled, plan)
-    print("first pages", shuffled.block_table[:, 0].tolist(), "every bit equal:", torch.equal(again, out))
+    print(
+        "first pages",
+        shuffled.block_table[:, 0].tolist(),
+        "every bit equal:",
+        torch.equal(again, out),
+    )
 
 # %% [markdown]
 # Not at all. The order of the *tokens* is the order of the arithmetic, and the table restores it.
@@ -164,15 +186,15 @@ for seed in (None, 1, 2):
 # | 4. The largest score is subtracted before exp | inf / inf = NaN once scores are large |
 # | 5. A row of no tokens has out 0, lse -inf | 0 / 0 = NaN, which then spreads |
 #
-# **Rule 1.** We poison every unused slot with NaN. Our kernel does not notice. Reading one slot too many does.
+# **Rule 1.** We put NaN into the unused slot of row 0. Our kernel does not notice. Reading one slot too many does.
 
 # %%
 probe_q = torch.zeros(2, 8, 64, dtype=torch.float16)
 ramp = tokens[None, :, None, None].expand(2, 10, 2, 64)
 poisoned = pkv.PagedKVCache.from_dense(ramp, ramp, lengths=[3, 10], page_size=4)
-poisoned.k_pages[0, 3:] = poisoned.v_pages[0, 3:] = torch.nan  # the unused slot of row 0
+poisoned.k_pages[0, 3:] = poisoned.v_pages[0, 3:] = torch.nan
 print("right:", pkv.decode(probe_q, poisoned)[0, 0, 0].item())
-print("wrong:", poisoned.v_pages[0, :4, 0, 0].mean().item(), "(the mean of 4 slots, though the row has 3 tokens)")
+print("wrong:", poisoned.v_pages[0, :4, 0, 0].mean().item(), "(4 slots, for 3 tokens)")
 
 # %% [markdown]
 # **Rule 2.** Row 1 has 3 pages. Someone takes its logical page 0 for page 0 of the pool.
@@ -181,7 +203,12 @@ print("wrong:", poisoned.v_pages[0, :4, 0, 0].mean().item(), "(the mean of 4 slo
 probe = pkv.PagedKVCache.from_dense(ramp, ramp + 100, lengths=[3, 10], page_size=4, seed=1)
 k_ids = probe.block_table[1, :3].tolist()
 print("right: pages", k_ids, "hold", probe.v_pages[k_ids, :, 0, 0].flatten()[:10].tolist())
-print("wrong: pages", [0, 1, 2], "hold", probe.v_pages[[0, 1, 2], :, 0, 0].flatten()[:10].tolist())
+print(
+    "wrong: pages",
+    [0, 1, 2],
+    "hold",
+    probe.v_pages[[0, 1, 2], :, 0, 0].flatten()[:10].tolist(),
+)
 
 # %% [markdown]
 # **Rule 3.** The classic wrong map is i % n_kv_heads. Both maps give each KV head the same number of query heads, so no shape is wrong and no error is raised.
@@ -208,7 +235,11 @@ print("wrong:", (weights @ values / weights.sum()).item())
 with_empty = pkv.PagedKVCache.from_dense(ramp, ramp, lengths=[0, 10], page_size=4)
 out, lse = pkv.decode(probe_q, with_empty, return_lse=True)
 print("right:", out[:, 0, 0].tolist(), "lse", [f"{x:.3f}" for x in lse[:, 0].tolist()])
-print("wrong:", (torch.zeros(()) / torch.zeros(())).item(), "(no values, divided by a sum of no weights)")
+print(
+    "wrong:",
+    (torch.zeros(()) / torch.zeros(())).item(),
+    "(no values, divided by no weights)",
+)
 
 # %% [markdown]
 # ## Bytes and arithmetic
@@ -220,11 +251,13 @@ print("wrong:", (torch.zeros(()) / torch.zeros(())).item(), "(no values, divided
 # **Predict.** How many MiB does one layer read, to write one token after 65,536 others? And how many flop per byte is that?
 
 # %%
-llama = pkv.Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
-print(
-    f"{llama.kv_bytes_per_token:,} bytes per token, {65536 * llama.kv_bytes_per_token / 2**20:g} MiB for 65,536 tokens"
+llama = pkv.Shape(
+    n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16
 )
-print(f"{viz.flop_per_token(llama):,} flop per token, {viz.flop_per_byte(llama):g} flop per byte, G = {llama.group}")
+mib = 65536 * llama.kv_bytes_per_token / 2**20
+print(f"{llama.kv_bytes_per_token:,} bytes per token, {mib:g} MiB for 65,536 tokens")
+print(f"{viz.flop_per_token(llama):,} flop per token, G = {llama.group}")
+print(f"{viz.flop_per_byte(llama):g} flop per byte")
 
 # %% [markdown]
 # The length has dropped out: flop and bytes both grow with it. In fp16 the number of flop per byte *is* G. GQA divides the bytes by G and leaves the arithmetic as it is:
@@ -234,7 +267,8 @@ shapes = {}
 for n_kv_heads in (32, 8, 4):
     one = pkv.Shape(32, n_kv_heads, 128, 16, torch.float16)
     shapes[f"G = {one.group}"] = one
-    print(f"G = {one.group}: {65536 * one.kv_bytes_per_token / 2**20:6g} MiB, {viz.flop_per_byte(one):g} flop per byte")
+    mib = 65536 * one.kv_bytes_per_token / 2**20
+    print(f"G = {one.group}: {mib:5g} MiB, {viz.flop_per_byte(one):g} flop per byte")
 
 # %% [markdown]
 # ## The roofline
@@ -247,13 +281,13 @@ for n_kv_heads in (32, 8, 4):
 viz.draw_roofline(shapes)
 
 # %% [markdown]
-# Far to the left. No better arithmetic helps. What helps is to read each byte once, and to keep the memory busy all the time. From the bytes follows the least time that any kernel can take:
+# Far to the left. No better arithmetic helps. What helps is to read each byte once, and to keep the memory busy all the time. From the bytes and the data sheet follows the least time that any kernel can take:
 
 # %%
 for gpu in ("rtx3060", "h200"):
     roofs = viz.roofs_of(gpu)
     least = 65536 * llama.kv_bytes_per_token / roofs.gb_per_s / 1e3
-    print(f"{roofs.title}: at least {least:.0f} microseconds for 65,536 tokens in one layer (data sheet)")
+    print(f"{roofs.title}: at least {least:.0f} microseconds a layer for 65,536 tokens")
 
 # %% [markdown]
 # ## Try it
@@ -274,8 +308,8 @@ widgets.explore_pages(rows=3, longest=12, page_size=4)
 if not torch.cuda.is_available() or pkv.INTERPRETED:
     print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
 else:
-    size = (1, 16384, 8, 128)
-    big = pkv.PagedKVCache.from_dense(torch.randn(size).half(), torch.randn(size).half(), [16384], page_size=16, seed=0)
+    k, v = torch.randn(2, 1, 16384, 8, 128, dtype=torch.float16)
+    big = pkv.PagedKVCache.from_dense(k, v, [16384], page_size=16, seed=0)
     big_q = torch.randn(1, 32, 128).half()
     unsplit = pkv.plan([16384], llama, stage="split_kv", splits=1)
     assert Yardstick(big_q, big).measure(*pkv.run(big_q, big, unsplit)).ok
@@ -290,7 +324,8 @@ else:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(stop) * 1e3)
     median = sorted(times)[10]
-    print(f"{torch.cuda.get_device_name()}: {median:.0f} microseconds, {16384 * 4096 / median / 1e3:.0f} GB/s")
+    rate = 16384 * llama.kv_bytes_per_token / median / 1e3
+    print(f"{torch.cuda.get_device_name()}: {median:.0f} microseconds, {rate:.0f} GB/s")
 
 # %% [markdown]
 # ## What to remember

@@ -148,7 +148,7 @@ def _detailed_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
         if len(filled) > 1 and (filled[-1][2] - filled[0][1]) * axis.scale < 4 * len(filled):
             x = axis.x(filled[0][1])
             width = axis.x(filled[-1][2]) - x
-            sheet.box(x, y, width, height, row)
+            sheet.box(x, y, width, height, 0)
             text = count_of(len(filled), "item")
             inside = text_width(text, 11) < width
             sheet.text(x + width / 2 if inside else x + width + 6, middle, text, size=11,
@@ -158,7 +158,7 @@ def _detailed_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
                 x, width = axis.x(begin), (end - begin) * axis.scale
                 sheet.box(x + 0.75, y, width - 1.5, height, int(keys[index]))
                 text = f"{begin:,}:{end:,}" if label == "range" else f"{index}"
-                if text_width(text, 11) <= width + 2:
+                if text_width(text, 11) <= width:
                     sheet.text(x + width / 2, middle, text, size=11, anchor="middle", halo=True)
         _empty_marks(
             sheet, axis, [b for _, b, e in plan.items[first:last].tolist() if b == e], y + (height - EMPTY) / 2, length

@@ -81,9 +81,9 @@ def _claim(plan: Plan, busy: list[int], n_with_tokens: int) -> str:
     n_programs = plan.n_programs * plan.shape.grid_heads
     head = f"{plan.stage}: {count_of(n_programs, 'program')}"
     if len(busy) > 1:
-        return (
-            f"{head} in {len(busy)} launches; in the smallest, {n_sms - min(busy)} of {n_sms} SMs get no token to read"
-        )
+        idle = n_sms - min(busy)
+        smallest = f"{idle} of {n_sms} SMs get no token to read" if idle else f"each of the {n_sms} SMs gets work"
+        return f"{head} in {len(busy)} launches; in the smallest, {smallest}"
     idle, n_empty = n_sms - busy[0], n_programs - n_with_tokens
     head += f", {n_empty:,} of them without a token" if n_empty else ""
     return f"{head}: " + (

@@ -85,9 +85,10 @@ def draw_merge(
     ends = [merge_steps(parts, order, way)[-1][1:] for order in orders]
     right = [_close(end[0], want[0]) and _close(end[1], want[1]) for end in ends]
     found = ", ".join(f"{end[0]:.4g}" for end in ends)
+    one = len(orders) == 1
     title = f"{way.capitalize()}, {count_of(len(orders), 'order')}: " + (
-        f"the end is always out {want[0]:.4g}, lse {want[1]:.4g}" if all(right)
-        else f"the ends are out {found}; all tokens at once have {want[0]:.4g}"
+        f"{'the end is' if one else 'all end at'} out {want[0]:.4g}, lse {want[1]:.4g}" if all(right)
+        else f"{'the end is' if one else 'the ends are'} out {found}; all tokens at once have {want[0]:.4g}"
     )  # fmt: skip
     notes = ["Top: the parts on their tokens. Each line below: the tokens merged so far, and their state."]
     sheet = Sheet()

@@ -29,7 +29,7 @@ class Picture:
     def html(self) -> str:
         """An <img> element that carries the whole picture."""
         data = base64.b64encode(self.svg.encode()).decode()
-        return f'<img alt={quoteattr(self.alt)} src="data:image/svg+xml;base64,{data}"/>'
+        return f'<img alt={quoteattr(self.alt)} style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
 
     def save(self, path: "str | Path") -> None:
         """Write the SVG to a file."""

@@ -6,6 +6,7 @@ numbers to pictures, tested as such.
 """
 
 import html
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +32,11 @@ MISSING = (
     "kernel, and into JupyterLab's: pip install 'ipywidgets>=8.1,<9'. The picture above shows the starting values."
 )
 LLAMA3_8B = Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
-ORDERS = {"0, 1, 2, 3": (0, 1, 2, 3), "3, 2, 1, 0": (3, 2, 1, 0), "2, 0, 3, 1": (2, 0, 3, 1)}
+ORDERS: dict[str, tuple[int, ...]] = {
+    "0, 1, 2, 3": (0, 1, 2, 3),
+    "3, 2, 1, 0": (3, 2, 1, 0),
+    "2, 0, 3, 1": (2, 0, 3, 1),
+}
 
 
 def ragged_lengths(n_rows: int, longest: int) -> list[int]:
@@ -60,8 +65,12 @@ def plan_of(rows: int, longest: int, splits: int, stage: str) -> list[Picture]:
 
 
 def merge_of(parts: Sequence[Part], order: str, way: str, steps: int) -> list[Picture]:
-    """The first steps of one merge."""
-    return [draw_merge(parts, [ORDERS[order]], way, steps)]
+    """The first steps of one merge of four parts; where an empty state matters, there is one at the end."""
+    members = ORDERS[order]
+    if way == "empty state multiplied":
+        end = max(part.end for part in parts)
+        parts, members, steps = [*parts, Part(end, end, math.nan, -math.inf)], (*members, len(parts)), steps + 1
+    return [draw_merge(parts, [members], way, steps)]
 
 
 def explore_pages(rows: int = 3, longest: int = 12, page_size: int = 4) -> None:
@@ -82,7 +91,7 @@ def explore_plan(rows: int = 4, longest: int = 8192, splits: int = 4, stage: str
 
 
 def explore_merge(parts: Sequence[Part]) -> None:
-    """Four parts; choices: the order, the way, right or wrong, and how many steps are drawn."""
+    """Four non-empty parts; choices: the order, the way, right or wrong, and how many steps are drawn."""
 
     def draw(order: str, way: str, steps: int) -> list[Picture]:
         return merge_of(parts, order, way, steps)

@@ -1,0 +1,186 @@
+"""The lessons in real JupyterLab: run all cells, move a slider, see the drawing change."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+CHROMIUM = os.environ.get("PKV_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="needs Chromium: apt install chromium, or set PKV_CHROMIUM"),
+]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """JupyterLab over a copy of the lessons, with no settings of the user's. Yields its address."""
+    home = tmp_path_factory.mktemp("jupyter")
+    shutil.copytree(ROOT / "lessons", home / "lessons")
+    quiet = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+    quiet.parent.mkdir(parents=True)
+    quiet.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(ROOT),
+        "JUPYTER_CONFIG_DIR": f"{home}/config",
+        "JUPYTER_DATA_DIR": f"{home}/data",
+        "JUPYTERLAB_SETTINGS_DIR": f"{home}/settings",
+        "JUPYTERLAB_WORKSPACES_DIR": f"{home}/workspaces",
+    }
+    options = [
+        "--no-browser",
+        "--allow-root",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=",
+        "--ServerApp.password=",
+        "--LabApp.expose_app_in_browser=True",
+        f"--ServerApp.root_dir={home}",
+    ]
+    log = home / "lab.log"
+    with log.open("w") as stream:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *options], env=environment, stdout=stream, stderr=stream
+        )
+    try:
+        wait_for(f"http://127.0.0.1:{port}", server, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def wait_for(url: str, server: subprocess.Popen, log: Path) -> None:
+    end = time.time() + 90
+    while True:
+        try:
+            urllib.request.urlopen(url + "/api/status", timeout=1)
+            return
+        except OSError:
+            assert server.poll() is None, log.read_text()[-2000:]
+            assert time.time() < end, log.read_text()[-2000:]
+            time.sleep(0.3)
+
+
+@pytest.fixture
+def page():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        yield browser.new_page(viewport={"width": 1280, "height": 1600})
+        browser.close()
+
+
+def open_lesson(page, lab: str, name: str):
+    page.goto(f"{lab}/lab/tree/lessons/{name}.ipynb?reset")
+    panel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden)")
+    panel.wait_for(timeout=60_000)
+    # Running earlier opens a dialog that asks for a kernel.
+    page.wait_for_function(
+        """() => { const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
+                   return session?.isReady && session.session?.kernel?.status === 'idle'; }""",
+        timeout=60_000,
+    )
+    return panel
+
+
+def run_all(page) -> list[str]:
+    """Run every cell; the texts of all errors and of everything on stderr."""
+    page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-all-cells').then(() => null)")
+    return page.evaluate(
+        """() => [...window.jupyterapp.shell.currentWidget.content.model.cells]
+                 .filter(cell => cell.type === 'code').flatMap(cell => cell.outputs.toJSON())
+                 .filter(output => output.output_type === 'error' || output.name === 'stderr')
+                 .map(output => JSON.stringify(output).slice(0, 500))"""
+    )
+
+
+def find_cell(page, panel, text: str):
+    """The code cell that contains `text`, scrolled to: cells far away are not rendered."""
+    page.evaluate(
+        """text => { const notebook = window.jupyterapp.shell.currentWidget.content;
+                     const index = [...notebook.model.cells].findIndex(c => c.type === 'code' && c.sharedModel.getSource().includes(text));
+                     notebook.activeCellIndex = index;
+                     return notebook.scrollToItem(index, 'start'); }""",
+        text,
+    )
+    return panel.locator(".jp-CodeCell", has_text=text)
+
+
+def pictures(cell) -> list[str]:
+    """The alternative texts of the cell's pictures; each of them must have been drawn."""
+    images = cell.locator("img")
+    images.first.wait_for(timeout=30_000)
+    drawn = images.evaluate_all("images => images.map(i => i.complete && i.naturalWidth > 0)")
+    assert all(drawn), "a picture is broken"
+    return images.evaluate_all("images => images.map(i => i.alt)")
+
+
+@pytest.mark.parametrize("name", ["00_paged_kv_cache", "01_split_kv"])
+def test_saved_lesson_shows_its_pictures_without_a_run(lab, page, name, tmp_path):
+    panel = open_lesson(page, lab, name)
+    assert pictures(find_cell(page, panel, "import torch"))
+    assert pictures(find_cell(page, panel, "widgets.explore_"))
+    assert "Error displaying widget" not in panel.inner_text()
+    page.screenshot(path=tmp_path / "saved.png")
+
+
+def test_lesson_00_runs_and_its_slider_draws(lab, page, tmp_path):
+    panel = open_lesson(page, lab, "00_paged_kv_cache")
+    assert run_all(page) == []
+    cell = find_cell(page, panel, "widgets.explore_pages")
+    before = pictures(cell)
+    assert before[0].startswith("3 rows")
+    move(page, cell, 0, 2)
+    expect_picture(page, cell, "5 rows")
+    assert len(pictures(cell)) == len(before), "the live picture takes the place of the first one"
+    cell.screenshot(path=tmp_path / "slider.png")
+
+
+def test_lesson_01_runs_and_its_sliders_draw(lab, page, tmp_path):
+    panel = open_lesson(page, lab, "01_split_kv")
+    assert run_all(page) == []
+    cell = find_cell(page, panel, "widgets.explore_plan")
+    assert pictures(cell)[0].startswith("split_kv: 4 rows become 16 items")
+    move(page, cell, 2, 1)
+    expect_picture(page, cell, "split_kv: 4 rows become 20 items")
+    assert len(pictures(cell)) == 2
+    cell.locator("select").select_option("length_buckets")
+    expect_picture(page, cell, "length_buckets: 4 rows become 20 items")
+    cell.screenshot(path=tmp_path / "plan.png")
+
+    cell = find_cell(page, panel, "widgets.explore_merge")
+    assert pictures(cell)[0].startswith("Exact merge")
+    cell.locator("select").nth(1).select_option("average of the outs")
+    expect_picture(page, cell, "Average of the outs")
+    cell.screenshot(path=tmp_path / "merge.png")
+
+
+def move(page, cell, number: int, steps: int) -> None:
+    """Move the cell's slider by key presses."""
+    handle = cell.locator(".noUi-handle").nth(number)
+    handle.wait_for(timeout=30_000)
+    handle.focus()
+    for _ in range(steps):
+        page.keyboard.press("ArrowRight")
+
+
+def expect_picture(page, cell, start: str) -> None:
+    from playwright.sync_api import expect
+
+    expect(cell.locator(f'img[alt^="{start}"]').first).to_be_visible(timeout=20_000)
