@@ -114,7 +114,8 @@ def find_cell(page, panel, text: str):
     """The code cell that contains `text`, scrolled to: cells far away are not rendered."""
     page.evaluate(
         """text => { const notebook = window.jupyterapp.shell.currentWidget.content;
-                     const index = [...notebook.model.cells].findIndex(c => c.type === 'code' && c.sharedModel.getSource().includes(text));
+                     const index = [...notebook.model.cells].findIndex(
+                         cell => cell.type === 'code' && cell.sharedModel.getSource().includes(text));
                      notebook.activeCellIndex = index;
                      return notebook.scrollToItem(index, 'start'); }""",
         text,

@@ -75,7 +75,7 @@ def _logical_pages(
         max(44.0, (WIDTH - LEFT - 20) / max(1, min(MOST_PAGES_OF_A_ROW, -(-int(lengths.max(initial=0)) // size)))),
     )
     for row, length in enumerate(lengths.tolist()):
-        sheet.text(LEFT - 8, sheet.y + 17, f"row {row}: {count_of(length, 'token')}", anchor="end")
+        sheet.row_name(LEFT - 8, sheet.y + 17, f"row {row}: {count_of(length, 'token')}")
         n_pages = -(-length // size)
         for column in range(min(n_pages, MOST_PAGES_OF_A_ROW)):
             begin, end = column * size, min(length, (column + 1) * size)

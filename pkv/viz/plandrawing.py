@@ -61,7 +61,8 @@ class Axis:
         # the grid lies under the boxes
         sheet.shapes[:0] = [f'<path d="M{x:.5g} {top:.5g}V{y:.5g}" stroke="{FAINT}"/>' for x in grid]
         sheet.line(LEFT, y, self.x(self.end), y, GREY)
-        for token in token_ticks(self.end):
+        n_fitting = int((WIDTH - LEFT - RIGHT) / (text_width(f"{self.end:,}", 11) + 12))
+        for token in token_ticks(self.end, min(8, n_fitting)):
             sheet.line(self.x(token), y, self.x(token), y + 5, GREY)
             sheet.text(self.x(token), y + 18, f"{token:,}", size=11, fill=GREY, anchor="middle")
         sheet.text(LEFT - 14, y + 18, "tokens", size=11, fill=GREY, anchor="end")
@@ -143,7 +144,7 @@ def _detailed_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
     for row, length in enumerate(plan.lengths.tolist()):
         y, middle = sheet.y, sheet.y + height / 2 + 4
         first, last = plan.partial_offsets[row : row + 2].tolist()
-        sheet.text(LEFT - 8, middle, f"row {row}: {length:,}", anchor="end")
+        sheet.row_name(LEFT - 8, middle, f"row {row}: {length:,}")
         filled = [(i, b, e) for i, (_, b, e) in enumerate(plan.items[first:last].tolist(), first) if b < e]
         if len(filled) > 1 and (filled[-1][2] - filled[0][1]) * axis.scale < 4 * len(filled):
             x = axis.x(filled[0][1])

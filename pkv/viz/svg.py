@@ -54,11 +54,11 @@ class Sheet:
 
     def heading(self, title: str, notes: list[str]) -> None:
         """One claim in bold, then what the reader must know to read the picture."""
-        for line in textwrap.wrap(title, int(self.width / (15 * 0.64))):
+        for line in textwrap.wrap(title, int((self.width - 16) / (15 * 0.64))):
             self.y += 20
             self.text(8, self.y, line, size=15, weight="bold")
         for note in notes:
-            for line in textwrap.wrap(note, int(self.width / (12 * 0.6))):
+            for line in textwrap.wrap(note, int((self.width - 16) / (12 * 0.6))):
                 self.y += 18
                 self.text(8, self.y, line, size=12, fill=GREY)
         self.y += 14
@@ -74,6 +74,10 @@ class Sheet:
         self.shapes.append(
             f'<text x="{x:.4g}" y="{y:.4g}" font-size="{size:g}" fill="{fill}"{extra}>{escape(text)}</text>'
         )
+
+    def row_name(self, x: float, y: float, text: str) -> None:
+        """A row's name, ending at x; smaller where it would not fit."""
+        self.text(x, y, text, size=12 if text_width(text, 12) < x else 9.5, anchor="end")
 
     def box(self, x: float, y: float, width: float, height: float, index: int) -> None:
         """A filled box in colour `index`; after each round of colours, and for odd ones, the hatch changes."""
