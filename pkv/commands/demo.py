@@ -1,0 +1,199 @@
+"""`pkv demo`: run every stage on one ragged batch, and hold each result against fp64.
+
+Page ids are shuffled, a row is empty, and every slot and page that no token lies in is NaN. Exit code 1 if a stage is
+wrong. On a CPU the time is that of Triton's interpreter, which says nothing about speed.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pkv._triton import triton
+from pkv.accuracy import Yardstick
+from pkv.cache import PagedKVCache
+from pkv.commands.arguments import DTYPES, add_json, lengths_of
+from pkv.commands.batches import poisoned_batch
+from pkv.commands.limits import refuse_what_does_not_fit, refuse_what_takes_long
+from pkv.commands.machine import device_label
+from pkv.commands.output import Progress, print_json, table
+from pkv.commands.selftest import kernel_device
+from pkv.decoding import plan, run
+from pkv.shapes import Shape
+from pkv.stages import STAGES
+
+HELP = "run every stage on one ragged batch, and check each against fp64"
+SHAPES = {"toy": (8, 2, 64, 16), "llama3-8b": (32, 8, 128, 16)}  # query heads, KV heads, head_dim, page size
+LENGTHS = {"cpu": [100, 0, 37, 16, 250, 1], "cuda": [65536, 9000, 2100, 12000, 0, 1, 30000, 4096]}
+INTERPRETED_TIME = "interpreter: not a speed"
+GPU_TIME = "median of CUDA graph replays, cold L2, without planning"
+HOST_TIME = "median, cold L2, without planning, launches from Python included"
+
+
+@dataclass
+class Result:
+    """One stage on the batch; a stage that raised has its error instead of numbers."""
+
+    stage: str
+    max_err: float
+    tolerance: float
+    ok: bool
+    max_err_lse: float
+    tolerance_lse: float
+    launches: int
+    items: int
+    programs: int
+    kv_mib: float
+    time_ms: float
+    time_kind: str
+    error: str | None = None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("--lengths", type=lengths_of, metavar="N,N,...", help="tokens of each row")
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), metavar="NAME", help=f"{', '.join(SHAPES)} (default on a CPU: toy)"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, default="float16", metavar="NAME", help=", ".join(DTYPES))
+    parser.add_argument(
+        "--stage", choices=list(STAGES), action="append", metavar="NAME",
+        help=f"only this one (may be repeated): {', '.join(STAGES)}",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random tokens and pages (default 0)")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run, check, print; 1 if a stage is wrong."""
+    device = kernel_device()
+    shape_name = args.shape or ("toy" if device.type == "cpu" else "llama3-8b")
+    shape = Shape(*SHAPES[shape_name], args.dtype)
+    lengths = LENGTHS[device.type] if args.lengths is None else args.lengths
+    names = list(dict.fromkeys(args.stage or STAGES))
+    refuse_what_does_not_fit(lengths, shape, device)
+    if device.type == "cpu":
+        refuse_what_takes_long({name: plan(lengths, shape, name) for name in names})
+
+    progress = Progress(len(names) + 1)
+    try:
+        progress.step("the batch, and its result in fp64")
+        q, cache = poisoned_batch(lengths, shape, args.seed, device)
+        yardstick = Yardstick(q, cache)
+        results = []
+        for name in names:
+            progress.step(name)
+            results.append(try_stage(name, q, cache, yardstick, lengths, shape))
+    finally:
+        progress.end()
+
+    facts = {"device": device_label(), "shape": shape_name, "dtype": args.dtype, "lengths": lengths, "seed": args.seed}
+    if args.json:
+        print_json({"stages": [vars(result) for result in results], **facts})
+    else:
+        print(as_text(results, shape, facts))
+    return 0 if all(result.ok for result in results) else 1
+
+
+def try_stage(
+    name: str, q: torch.Tensor, cache: PagedKVCache, yardstick: Yardstick, lengths: list[int], shape: Shape
+) -> Result:
+    """Plan, run, check, time. Whatever a stage raises is its result: the others still run."""
+    kind = INTERPRETED_TIME if q.device.type == "cpu" else GPU_TIME
+    try:
+        made = plan(lengths, shape, name)
+        out = torch.full_like(q, torch.nan)  # what a stage leaves unwritten shows
+        begin = time.perf_counter()
+        _, lse = run(q, cache, made, out=out)
+        wall_ms = 1000 * (time.perf_counter() - begin)
+        found = yardstick.measure(out, lse)
+        time_ms = wall_ms
+        if q.device.type != "cpu":
+            time_ms, kind = gpu_ms(lambda: run(q, cache, made, out=out))
+    except Exception as error:
+        nan = float("nan")
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return Result(name, nan, nan, False, nan, nan, 0, 0, 0, nan, nan, kind, reason)
+    counters = made.counters
+    return Result(
+        stage=name,
+        max_err=found.max_err,
+        tolerance=found.tolerance,
+        ok=found.ok,
+        max_err_lse=found.max_err_lse,
+        tolerance_lse=found.tolerance_lse,
+        launches=counters.launches,
+        items=made.n_items,
+        programs=counters.programs,
+        kv_mib=counters.useful_kv_mib + counters.padded_kv_mib,
+        time_ms=time_ms,
+        time_kind=kind,
+    )
+
+
+def gpu_ms(step: Callable[[], Any]) -> tuple[float, str]:
+    """Milliseconds of a step that has run before, and what kind of time that is.
+
+    A small step takes the GPU less time than Python takes to launch it, so it is recorded in a CUDA graph and replayed.
+    L2 is overwritten before each replay, as other layers would.
+    """
+    graph = torch.cuda.CUDAGraph()
+    kind = GPU_TIME
+    try:
+        with torch.cuda.graph(graph):
+            step()
+        step = graph.replay
+    except RuntimeError:  # a stage that waits for the GPU cannot be recorded
+        kind = HOST_TIME
+    return float(triton.testing.do_bench(step, warmup=25, rep=100, return_mode="median")), kind
+
+
+def row_of(result: Result) -> list[str]:
+    """A line of the table; of a stage that raised there is nothing to tell but that."""
+    if result.error:
+        return [result.stage, "raised", "", "NO", "", "", "", ""]
+    return [
+        result.stage,
+        f"{result.max_err:.1e}/{result.tolerance:.1e}",
+        f"{result.max_err_lse:.1e}/{result.tolerance_lse:.1e}",
+        "ok" if result.ok else "NO",
+        str(result.launches),
+        str(result.items),
+        f"{result.kv_mib:.2f}",
+        f"{result.time_ms:.0f}" if result.time_kind == INTERPRETED_TIME else f"{result.time_ms:.3f}",
+    ]
+
+
+def stages_of(kind: str, results: list[Result]) -> str:
+    """Which stages were timed so, where not all were."""
+    names = [result.stage for result in results if result.time_kind == kind]
+    return "" if len(names) == len(results) else f" ({', '.join(names)})"
+
+
+def short_list(lengths: list[int]) -> str:
+    """The first dozen, and how many there are."""
+    shown = ",".join(map(str, lengths[:12]))
+    return shown if len(lengths) <= 12 else f"{shown},... ({len(lengths)} rows)"
+
+
+def as_text(results: list[Result], shape: Shape, facts: dict[str, Any]) -> str:
+    """The table, and what it is about."""
+    header = ["stage", "error/allowed", "lse error/allowed", "ok", "launches", "items", "KV MiB", "time ms"]
+    rows = [row_of(result) for result in results]
+    wrong = [result for result in results if not result.ok]
+    return "\n".join(
+        [
+            f"{facts['shape']} on {facts['device']}: {shape}",
+            f"lengths {short_list(facts['lengths'])}; seed {facts['seed']}; shuffled pages, NaN in unused slots",
+            "",
+            table(header, rows),
+            "",
+            "error: largest difference to fp64",
+            *(f"time: {kind}{stages_of(kind, results)}" for kind in dict.fromkeys(r.time_kind for r in results)),
+            *(f"{result.stage} raised {result.error}" for result in wrong if result.error),
+            f"{len(wrong)} of {len(results)} stages NOT ok" if wrong else f"all {len(results)} stages ok",
+        ]
+    )

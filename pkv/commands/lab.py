@@ -1,0 +1,42 @@
+"""`pkv lab`: JupyterLab at lesson 00, run by the Python that runs pkv, so that lessons find what is installed here."""
+
+import argparse
+import os
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from pkv.commands import CommandError
+
+HELP = "open JupyterLab at the lessons"
+FIRST_LESSON = "lessons/00_paged_kv_cache.ipynb"
+CLONE = Path(__file__).resolve().parents[2]  # of an editable install; elsewhere it has no lessons
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.epilog = "Any other arguments are JupyterLab's own, such as: pkv lab -- --no-browser --port 9000"
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Become JupyterLab."""
+    root = find_root([CLONE, Path.cwd()])
+    if find_spec("jupyterlab") is None:
+        raise CommandError('JupyterLab is not installed for this Python: pip install "pkv[lessons]"')
+    extra = args.extra[1:] if args.extra[:1] == ["--"] else args.extra
+    command = [
+        sys.executable, "-m", "jupyterlab",
+        f"--ServerApp.root_dir={root}", f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}", *extra,
+    ]  # fmt: skip
+    print(f"JupyterLab at {root / FIRST_LESSON}; Ctrl-C ends it", flush=True)
+    os.execv(command[0], command)  # in our place, so that Ctrl-C is JupyterLab's
+
+
+def find_root(folders: list[Path]) -> Path:
+    """The first of `folders` that holds the lessons."""
+    for folder in folders:
+        if (folder / FIRST_LESSON).is_file():
+            return folder
+    raise CommandError(
+        f"found no {FIRST_LESSON} beside the package or in {folders[-1]}: run `pkv lab` in a clone of pkv's repository"
+    )

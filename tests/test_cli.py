@@ -1,0 +1,231 @@
+"""The command `pkv`: its arguments, exit codes, and what reaches stdout and stderr. Also `plan` and `lab`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pkv
+from pkv.cli import COMMANDS, main
+from pkv.commands import lab, output
+
+ROOT = Path(__file__).resolve().parents[1]
+COUNTERS = [field.name for field in dataclasses.fields(pkv.Counters)]
+
+
+def python_m_pkv(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pkv` as a user types it, on a machine without a GPU."""
+    variables = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    variables |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), **env}
+    command = [sys.executable, "-m", "pkv", *args]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that bad input gives."""
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("pkv: error: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("plan", ["--lengths", "required"]),
+        ("plan --lengths 5,x,7", ["--lengths", "'x' (entry 2 of '5,x,7')", "such as 5,40,1000"]),
+        ("plan --lengths 5,,7", ["--lengths", "'' (entry 2"]),
+        ("plan --lengths 1.5", ["--lengths", "'1.5' (entry 1"]),
+        ("plan --lengths -3,5", ["--lengths", "'-3' (entry 1", "0 .. 2**31 - 1"]),
+        ("plan --lengths 7,2147483648", ["--lengths", "'2147483648' (entry 2"]),
+        ("plan --lengths 5 --stage splitkv", ["--stage", "'splitkv'", "split_kv"]),
+        ("plan --lengths 5 --splits 0", ["--splits", "at least 1"]),
+        ("plan --lengths 5 --splits two", ["--splits", "'two'"]),
+        ("plan --lengths 5 --tile 8", ["tile = 8", "16, 32, 64"]),
+        ("plan --lengths 5 --stage reference --tile 16", ["'reference'", "no option 'tile'"]),
+        ("plan --lengths 5 --heads 32", ["--heads", "'32'", "such as 32,8"]),
+        ("plan --lengths 5 --heads 6,4", ["--heads", "multiple"]),
+        ("plan --lengths 5 --heads 0,0", ["--heads", "at least 1"]),
+        ("plan --lengths 5 --head-dim 512", ["head_dim = 512", "stage='reference'"]),
+        ("plan --lengths 5 --gpu rtx9999", ["--gpu", "'rtx9999'", "rtx3060"]),
+        ("plan --lengths 5 --dtype int8", ["--dtype", "'int8'", "float16"]),
+        ("plan --len 5", ["--lengths", "required"]),
+        ("plan --lengths 5 --frob", ["--frob", "pkv --help"]),
+        ("demo 5", ["5"]),
+        ("demo --shape gpt", ["--shape", "'gpt'", "llama3-8b"]),
+        ("demo --seed x", ["--seed", "'x'"]),
+        ("frobnicate", ["'frobnicate'", "doctor"]),
+    ],
+)
+def test_bad_input_gets_one_line_and_exit_code_2(argv, words, capsys):
+    error = error_of(capsys, *argv.split())
+    for word in words:
+        assert word in error
+
+
+def test_no_lengths_at_all_are_named_too(capsys):
+    assert "--lengths" in error_of(capsys, "plan", "--lengths", "")
+
+
+def test_bad_input_gets_no_traceback_from_a_shell():
+    done = python_m_pkv("plan", "--lengths", "5,x", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("pkv: error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_fault_of_pkv_itself_is_not_hidden(monkeypatch):
+    def fault(args):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(COMMANDS["plan"], "execute", fault)
+    with pytest.raises(ZeroDivisionError):
+        main(["plan", "--lengths", "5"])
+
+
+def test_ctrl_c_ends_silently(monkeypatch, capsys):
+    def stop(args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMMANDS["plan"], "execute", stop)
+    assert main(["plan", "--lengths", "5"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_version_and_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"pkv {pkv.__version__}\n"
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert all(f"\n    {name} " in out for name in ("doctor", "demo", "plan", "lab"))
+    for name in COMMANDS:
+        with pytest.raises(SystemExit, match="0"):
+            main([name, "--help"])
+        out = capsys.readouterr().out
+        assert max(map(len, out.splitlines())) <= 100
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    lengths = ",".join(["5"] * 20_000)
+    script = f'"{sys.executable}" -m pkv plan --json --lengths {lengths} | head -c 10; echo " ${{PIPESTATUS[0]}}"'
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=120)
+    assert done.stderr == ""
+    assert done.stdout == '{"stage":  141\n'
+
+
+def test_plan_prints_the_plan(capsys):
+    options = "--lengths 5,40,1000 --splits 4 --gpu rtx3060"
+    assert main(["plan", *options.split()]) == 0
+    shape = pkv.Shape(32, 8, 128, 16, "float16")
+    assert capsys.readouterr().out == f"{pkv.plan([5, 40, 1000], shape, splits=4, gpu='rtx3060')}\n"
+
+
+@pytest.mark.parametrize("stage", list(pkv.STAGES))
+def test_plan_as_json(stage, capsys):
+    options = f"--lengths 5,0,100 --stage {stage} --gpu h200 --heads 4,2 --head-dim 64 --page-size 8 --dtype bfloat16"
+    assert main(["plan", "--json", *options.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    made = pkv.plan([5, 0, 100], pkv.Shape(4, 2, 64, 8, "bfloat16"), stage, gpu="h200")
+    assert set(found) == {"stage", "lengths", "items", "plan", *COUNTERS}
+    assert (found["stage"], found["lengths"], found["items"]) == (stage, [5, 0, 100], made.n_items)
+    assert [found[name] for name in COUNTERS] == [getattr(made.counters, name) for name in COUNTERS]
+    assert pkv.Plan.from_json(json.dumps(found["plan"])) == made
+
+
+def test_plan_takes_every_option(capsys):
+    options = "--lengths 100 --stage split_kv --splits 3 --tile 32 --heads 12,12"
+    assert main(["plan", "--json", *options.split()]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["items"], found["plan"]["tile"], found["plan"]["shape"]["n_kv_heads"]) == (3, 32, 12)
+
+
+def test_json_has_neither_nan_nor_infinity(capsys):
+    output.print_json({"a": [float("nan"), (float("inf"), 1.5)], "b": {"c": float("-inf"), "d": "nan"}})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, [None, 1.5]], "b": {"c": None, "d": "nan"}}
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A folder with lesson 00, as the clone that pkv is imported from; what `lab` would become is kept."""
+    lesson = tmp_path / lab.FIRST_LESSON
+    lesson.parent.mkdir()
+    lesson.touch()
+    monkeypatch.setattr(lab, "CLONE", tmp_path)
+    monkeypatch.setattr(lab, "find_spec", lambda name: name)  # installed
+    return tmp_path
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    commands: list[list[str]] = []
+
+    def execv(program: str, command: list[str]) -> None:
+        assert program == command[0]
+        commands.append(command)
+        raise SystemExit(0)  # execv does not return
+
+    monkeypatch.setattr(os, "execv", execv)
+    return commands
+
+
+@pytest.mark.parametrize(
+    ("words", "passed_on"),
+    [
+        ([], []),
+        (["--"], []),
+        (["--", "--no-browser", "--port", "9000"], ["--no-browser", "--port", "9000"]),
+        (["--ip=0.0.0.0", "--port", "8888", "--no-browser"], ["--ip=0.0.0.0", "--port", "8888", "--no-browser"]),
+        (["--no-browser", "--", "--debug"], ["--no-browser", "--", "--debug"]),
+    ],
+)
+def test_lab_starts_at_lesson_00_and_passes_the_rest_on(words, passed_on, clone, executed, capsys):
+    with pytest.raises(SystemExit):
+        main(["lab", *words])
+    [command] = executed
+    assert command[:3] == [sys.executable, "-m", "jupyterlab"]
+    assert command[3:5] == [f"--ServerApp.root_dir={clone}", f"--LabApp.default_url=/lab/tree/{lab.FIRST_LESSON}"]
+    assert command[5:] == passed_on
+    assert capsys.readouterr().out == f"JupyterLab at {clone / lab.FIRST_LESSON}; Ctrl-C ends it\n"
+
+
+def test_lab_takes_the_current_folder_where_the_package_has_no_lessons(clone, executed, monkeypatch, tmp_path):
+    monkeypatch.setattr(lab, "CLONE", tmp_path / "site-packages")
+    monkeypatch.chdir(clone)
+    with pytest.raises(SystemExit):
+        main(["lab"])
+    assert executed[0][3] == f"--ServerApp.root_dir={clone}"
+
+
+def test_lab_without_lessons_says_where_it_looked(monkeypatch, tmp_path, capsys, executed):
+    monkeypatch.setattr(lab, "CLONE", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert "in a clone" in error_of(capsys, "lab")
+    assert executed == []
+
+
+def test_lab_without_jupyterlab_says_what_to_install(clone, monkeypatch, capsys, executed):
+    monkeypatch.setattr(lab, "find_spec", lambda name: None)
+    assert 'pip install "pkv[lessons]"' in error_of(capsys, "lab")
+    assert executed == []
+
+
+def test_progress_shows_on_a_terminal_only(monkeypatch, capsys):
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        progress = output.Progress(2)
+        progress.step("split_kv")
+        progress.end()
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert ("[#.] split_kv" in err) == is_terminal
+        assert bool(err) == is_terminal

@@ -1,0 +1,242 @@
+"""`pkv demo`: every stage on a poisoned batch. A wrong stage must show."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import pkv
+from pkv.cli import main
+from pkv.commands import demo, limits, output
+from pkv.commands.batches import UNMAPPED, bytes_needed, poisoned_batch
+
+SHAPE = pkv.Shape(4, 2, 16, 4, "float32")
+KEYS = {
+    "stage", "max_err", "tolerance", "ok", "max_err_lse", "tolerance_lse", "launches", "items", "programs", "kv_mib",
+    "time_ms", "time_kind",
+}  # fmt: skip
+CPU = torch.device("cpu")
+SMALL = "--shape toy --lengths 20,0,37"
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict]:
+    code = main(["demo", "--json", *argv])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_the_default_demo_is_quick_and_right(capsys):
+    begin = time.monotonic()
+    code, found = as_json(capsys)
+    assert time.monotonic() - begin < 60
+    assert code == 0
+    assert set(found) >= {"stages", "device", "shape", "lengths", "seed"}
+    assert [result["stage"] for result in found["stages"]] == list(pkv.STAGES)
+    for result in found["stages"]:
+        assert set(result) >= KEYS
+        assert result["ok"]
+        assert 0 < result["max_err"] <= result["tolerance"]
+        assert result["max_err_lse"] <= result["tolerance_lse"]
+        assert result["error"] is None
+    if pkv.INTERPRETED:
+        assert (found["device"], found["shape"]) == ("cpu", "toy")
+        assert {result["time_kind"] for result in found["stages"]} == {"interpreter: not a speed"}
+    assert 0 in found["lengths"]
+    split = next(result for result in found["stages"] if result["stage"] == "split_kv")
+    assert split["launches"] == 2, "the batch shows a merge"
+    _, n_kv_heads, head_dim, _ = demo.SHAPES[found["shape"]]
+    assert split["kv_mib"] == pytest.approx(sum(found["lengths"]) * 2 * n_kv_heads * head_dim * 2 / 2**20)
+
+
+def test_the_table(capsys):
+    assert main(["demo", *SMALL.split()]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= 100
+    for name in pkv.STAGES:
+        [line] = [line for line in lines if line.startswith(f"{name} ")]
+        assert " ok " in line
+    if pkv.INTERPRETED:
+        assert "interpreter: not a speed" in out
+    assert lines[-1] == f"all {len(pkv.STAGES)} stages ok"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_every_dtype(dtype, capsys):
+    code, found = as_json(capsys, *SMALL.split(), "--dtype", dtype, "--stage", "split_kv")
+    assert code == 0
+    assert found["dtype"] == dtype
+
+
+def test_stages_are_chosen_and_a_seed_decides(capsys):
+    argv = [*SMALL.split(), "--stage", "reference", "--stage", "length_buckets", "--stage", "reference"]
+    _, first = as_json(capsys, *argv, "--seed", "7")
+    _, again = as_json(capsys, *argv, "--seed", "7")
+    _, other = as_json(capsys, *argv, "--seed", "8")
+    assert [result["stage"] for result in first["stages"]] == ["reference", "length_buckets"]
+    assert first["seed"] == 7
+    assert first["stages"][0]["max_err"] == again["stages"][0]["max_err"] != other["stages"][0]["max_err"]
+
+
+@pytest.mark.parametrize("lengths", ["0", "0,0", "1", "16", "17,17"])
+def test_batches_at_the_edge(lengths, capsys):
+    code, found = as_json(capsys, "--shape", "toy", "--lengths", lengths)
+    assert code == 0, found
+
+
+def test_llama_sizes_on_any_machine(capsys):
+    code, found = as_json(capsys, "--shape", "llama3-8b", "--lengths", "17", "--stage", "split_kv")
+    assert (code, found["shape"]) == (0, "llama3-8b")
+    assert found["stages"][0]["programs"] == 8
+
+
+def off_by_a_little(q, cache, plan, scale, out, lse):
+    pkv.STAGES["reference"].launch(q, cache, plan, scale, out, lse)
+    out[-1, -1, -1] += 0.1
+
+
+def nan(q, cache, plan, scale, out, lse):
+    pkv.STAGES["reference"].launch(q, cache, plan, scale, out, lse)
+    out[0, 0, 0] = torch.nan
+
+
+def wrong_lse(q, cache, plan, scale, out, lse):
+    pkv.STAGES["reference"].launch(q, cache, plan, scale, out, lse)
+    lse[0, 0] += 0.01
+
+
+def nothing(q, cache, plan, scale, out, lse):
+    lse.fill_(-torch.inf)
+
+
+def crash(q, cache, plan, scale, out, lse):
+    raise RuntimeError("the kernel\nfell over")
+
+
+@pytest.mark.parametrize("sabotage", [off_by_a_little, nan, wrong_lse, nothing, crash], ids=lambda f: f.__name__)
+def test_a_wrong_stage_shows(sabotage, monkeypatch, capsys):
+    monkeypatch.setattr(pkv.STAGES["split_kv"], "launch", sabotage)
+    argv = [*SMALL.split(), "--stage", "split_kv", "--stage", "reference"]
+    assert main(["demo", *argv]) == 1
+    out = capsys.readouterr().out
+    assert re.search(r"^split_kv .* NO( |$)", out, re.MULTILINE)
+    assert " ok " in out, "the other stage still runs"
+    assert "1 of 2 stages NOT ok" in out
+    code, found = as_json(capsys, *argv)
+    assert code == 1
+    assert [result["ok"] for result in found["stages"]] == [False, True]
+    if sabotage is nan:
+        assert found["stages"][0]["max_err"] is None
+    if sabotage is crash:
+        assert found["stages"][0]["error"] == "RuntimeError: the kernel fell over"
+        assert "split_kv raised RuntimeError: the kernel fell over" in out
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch):
+    monkeypatch.setattr(demo, "kernel_device", lambda: CPU)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    begin = time.monotonic()
+    assert main(["demo", *argv]) == 2
+    assert time.monotonic() - begin < 5, "refused before it begins"
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    return err
+
+
+def test_what_would_take_the_interpreter_long_is_refused_with_the_estimate(on_a_cpu, capsys):
+    error = refused(capsys, "--shape", "llama3-8b", "--lengths", "65536,9000,2100")
+    assert "--lengths" in error
+    assert " min in Triton's interpreter" in error
+    assert "--shape toy" in error
+    assert "GPU" in error
+
+
+def test_what_does_not_fit_memory_is_refused(on_a_cpu, capsys):
+    error = refused(capsys, "--lengths", "2000000000", "--stage", "reference")
+    assert "GiB" in error
+    assert "shorten" in error
+
+
+def test_the_estimate_is_of_the_right_size():
+    if not pkv.INTERPRETED:
+        pytest.skip("kernels are compiled here, nothing is estimated")
+    shape = pkv.Shape(8, 2, 64, 16, "float16")
+    q, cache = poisoned_batch([300, 40], shape, 0, CPU)
+    plan = pkv.plan([300, 40], shape)
+    pkv.run(q, cache, plan)  # the first launch also parses the kernels
+    begin = time.process_time()  # what other processes take does not count
+    pkv.run(q, cache, plan)
+    taken = time.process_time() - begin
+    assert taken / 5 < limits.interpreted_seconds(plan) < taken * 5
+
+
+def test_reference_costs_the_interpreter_nothing():
+    assert limits.interpreted_seconds(pkv.plan([10**6], SHAPE, "reference")) == 0
+
+
+@pytest.mark.parametrize("lengths", [[5, 0, 8, 1], [0, 0], [3], [4, 4], []], ids=str)
+def test_the_batch_is_nan_wherever_no_token_lies(lengths):
+    q, cache = poisoned_batch(lengths, SHAPE, 3, CPU)
+    cache.validate()
+    assert q.shape == (len(lengths), 4, 16)
+    assert not q.isnan().any()
+    held = torch.zeros(cache.n_pages, 4, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        for token in range(length):
+            page, slot = cache.block_table[row, token // 4], token % 4
+            assert not held[page, slot], "no slot is shared"
+            held[page, slot] = True
+    assert (~held).all(dim=1).sum() >= UNMAPPED
+    for pages in (cache.k_pages, cache.v_pages):
+        assert torch.equal(pages.isnan().all(dim=(2, 3)), ~held)
+        assert torch.equal(pages.isnan().any(dim=3).any(dim=2), ~held)
+    n_used = -(-np.array(lengths, dtype=int) // 4)
+    for row, n_pages in enumerate(n_used):
+        unused = cache.block_table[row, n_pages:].long()
+        assert len(unused) > 0
+        assert cache.k_pages[unused].isnan().all(), "a table entry past the row points at poison"
+
+
+def test_page_ids_are_shuffled():
+    _, cache = poisoned_batch([64], SHAPE, 0, CPU)
+    ids = cache.block_table[0, :16].tolist()
+    assert ids != sorted(ids)
+
+
+def test_memory_is_estimated_above_what_the_batch_takes():
+    _, cache = poisoned_batch([100, 7], SHAPE, 0, CPU)
+    assert bytes_needed([100, 7], SHAPE) > 0.9 * 2 * cache.k_pages.nbytes
+    assert bytes_needed([], SHAPE) == 0
+
+
+def test_columns_line_up():
+    lines = output.table(["stage", "n"], [["split_kv", "12"], ["x", "7"]]).splitlines()
+    assert lines == ["stage      n", "split_kv  12", "x          7"]
+
+
+def test_long_lists_are_cut():
+    assert demo.short_list([1, 2]) == "1,2"
+    assert demo.short_list([5] * 64) == "5,5,5,5,5,5,5,5,5,5,5,5,... (64 rows)"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("lengths", ["65536", "65536,9000,2100,12000,0,1,30000,4096"], ids=["one-64k", "ragged"])
+def test_real_sizes_on_a_gpu(lengths, dtype, capsys):
+    code, found = as_json(capsys, "--shape", "llama3-8b", "--lengths", lengths, "--dtype", dtype)
+    assert code == 0, found
+    assert found["device"] != "cpu"
+    assert all(0 < result["time_ms"] < 1000 for result in found["stages"])
+    times = {result["stage"]: (result["time_ms"], result["time_kind"]) for result in found["stages"]}
+    split_ms, kind = times["split_kv"]
+    assert kind == demo.GPU_TIME
+    assert split_ms < times["reference"][0]
