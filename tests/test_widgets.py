@@ -5,8 +5,6 @@ import math
 
 import pytest
 
-pytest.importorskip("IPython", reason="the lessons extra brings IPython")
-
 from pkv.viz import WAYS, Part, widgets
 
 PARTS = [Part(b, e, (b + e - 1) / 2, math.log(e - b)) for b, e in itertools.pairwise([0, 4, 7, 9, 10])]
@@ -107,6 +105,12 @@ def test_without_ipywidgets_the_picture_shows_and_a_line_says_what_to_install(sh
     assert len(shown.outputs) == 1
     assert shown.outputs[0].alt.startswith("3 rows")
     assert "pip install 'ipywidgets" in capsys.readouterr().out
+
+
+def test_in_a_plain_script_the_words_are_printed(monkeypatch, capsys):
+    monkeypatch.setattr(widgets, "display", None)
+    widgets.explore_pages()
+    assert capsys.readouterr().out.startswith("3 rows, 22 tokens")
 
 
 def test_an_error_in_a_callback_is_shown():

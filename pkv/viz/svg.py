@@ -19,7 +19,7 @@ INK, GREY, FAINT, EDGE = "#1a1a1a", "#595959", "#d5d5d5", "#6e6e6e"
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Picture:
     """An SVG and the same in words. In a notebook it is an <img>, because inline SVG is dropped from saved outputs."""
 
@@ -34,6 +34,9 @@ class Picture:
     def save(self, path: "str | Path") -> None:
         """Write the SVG to a file."""
         Path(path).write_text(self.svg)
+
+    def __repr__(self) -> str:
+        return f"Picture({self.alt!r})"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html(), "text/plain": self.alt}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from IPython.display import display
 
 from pkv.cache import PagedKVCache
 from pkv.decoding import plan
@@ -22,6 +21,12 @@ from pkv.viz.programs import draw_programs
 from pkv.viz.states import WAYS, Part, draw_merge
 from pkv.viz.svg import Picture
 
+try:
+    from IPython.display import display as show
+
+    display: Any = show
+except ImportError:
+    display = None  # a lesson run as a plain script: there is nothing to draw on
 try:
     import ipywidgets
 except ImportError:
@@ -102,6 +107,9 @@ def explore_merge(parts: Sequence[Part]) -> None:
 
 def _explore(draw: Callable[..., list[Picture]], ranges: Mapping[str, Any], first: dict[str, Any]) -> None:
     """Show draw(**first), then controls. A range is (least, start, most) for a slider or a list of choices."""
+    if display is None:
+        print(*[picture.alt for picture in draw(**first)], sep="\n")
+        return
     still = [display(picture, display_id=True) for picture in draw(**first)]
     if ipywidgets is None:
         print(MISSING)
