@@ -15,8 +15,9 @@ MIB = 2**20
 class Counters:
     """What a plan costs, counted without running it. Sizes in MiB (2**20 bytes), for one decode step of one layer.
 
-    launches: decode and merge kernels. programs: launched, over all KV heads; empty_programs: those without a token.
-    waves: programs / (SMs x programs that reside on one SM). cta_per_sm: non-empty items x KV heads / SMs.
+    launches: decode and merge kernels. programs: launched, over all KV heads (times Shape.head_blocks where a group is
+    cut); empty_programs: those without a token. waves: programs / (SMs x programs that reside on one SM).
+    cta_per_sm: non-empty items x KV heads / SMs (the paper's).
     useful_kv_mib: K and V of all tokens; padded_kv_mib: bytes of K and V read beyond those.
     merge_state_mib: non-empty items x n_q_heads x (2 + head_dim) x 4 bytes, the paper's measure, unsplit rows included;
     merge_moved_mib: what really travels, (1 + head_dim) x 4 bytes per head, written and read, split rows only.
@@ -35,7 +36,7 @@ class Counters:
 
 def count(plan: "Plan") -> Counters:
     """The counters of a plan; see Counters for their definitions."""
-    shape, heads = plan.shape, plan.shape.n_kv_heads
+    shape = plan.shape
     sizes = plan.items[:, 2].astype(np.int64) - plan.items[:, 1]
     order = np.arange(plan.n_items) if plan.item_order is None else plan.item_order
     tokens_before = np.concatenate([[0], np.cumsum(sizes[order])])
@@ -46,10 +47,10 @@ def count(plan: "Plan") -> Counters:
     n_moved = int(((sizes > 0) & in_split_row).sum())
     return Counters(
         launches=len(plan.launches),
-        programs=plan.n_programs * heads,
-        empty_programs=empty_programs * heads,
-        waves=plan.n_programs * heads / (plan.gpu.n_sms * plan.programs_per_sm),
-        cta_per_sm=n_full * heads / plan.gpu.n_sms,
+        programs=plan.n_programs * shape.grid_heads,
+        empty_programs=empty_programs * shape.grid_heads,
+        waves=plan.n_programs * shape.grid_heads / (plan.gpu.n_sms * plan.programs_per_sm),
+        cta_per_sm=n_full * shape.n_kv_heads / plan.gpu.n_sms,
         useful_kv_mib=int(plan.lengths.astype(np.int64).sum()) * shape.kv_bytes_per_token / MIB,
         padded_kv_mib=0.0,  # masked loads: no stage of ours reads past a row's end
         merge_state_mib=n_full * shape.n_q_heads * (2 + shape.head_dim) * 4 / MIB,

@@ -25,6 +25,7 @@ from pkv.stages import STAGES
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DEFAULT_STAGE = "split_kv"  # the best stage that needs nothing from the host
 LARGEST_GRID = 2**31 - 1
+MOST_SPLITS = 2**16
 
 
 def plan(
@@ -146,6 +147,8 @@ def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
             continue
         if name in ("splits", "tile"):
             value = at_least(1, name, value)
+        if name == "splits" and value > MOST_SPLITS:
+            raise ValueError(f"splits = {value} is above {MOST_SPLITS}: a row rarely gains from more than a hundred")
         if name == "dynamic" and not isinstance(value, bool):
             raise TypeError(f"dynamic must be True or False, got {value!r}")
         if name == "gpu" and not isinstance(value, (str, GpuProfile)):
@@ -233,5 +236,9 @@ def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) ->
         row = wrong[0]
         raise ValueError(
             f"plan is stale or of another cache: row {row} has {lengths[row]} tokens, "
-            f"it was planned for {'at most ' if plan.dynamic else ''}{plan.lengths[row]}: make a new plan for each step"
+            + (
+                f"it was planned for at most {plan.lengths[row]}: plan for more tokens"
+                if plan.dynamic
+                else f"it was planned for {plan.lengths[row]}: make a new plan for each step"
+            )
         )

@@ -88,13 +88,13 @@ def as_table(plan: "Plan") -> str:
     bound = "at most " if plan.dynamic else ""
     lines = [
         f"Plan of stage {plan.stage}: {plan.n_rows} rows, {bound}{int(plan.lengths.sum(dtype=np.int64)):,} tokens, "
-        f"{plan.n_items} items in {plan.n_programs} programs x {plan.shape.n_kv_heads} KV heads, tiles of {plan.tile}",
+        f"{plan.n_items} items x {plan.shape.n_kv_heads} KV heads, tiles of {plan.tile}",
         f"  {plan.shape}",
         f"  planned for {plan.gpu.name}: {plan.gpu.n_sms} SMs, {plan.programs_per_sm} programs each",
         f"  launches {counters.launches} | programs {counters.programs} ({counters.empty_programs} empty) | "
         f"waves {counters.waves:.2f} | items per SM {counters.cta_per_sm:.1f}",
-        f"  useful KV {counters.useful_kv_mib:.2f} MiB | states merged {counters.merge_moved_mib:.2f} MiB moved "
-        f"({counters.merge_state_mib:.2f} MiB by the paper's count)",
+        f"  useful KV {size(counters.useful_kv_mib)} | states merged {size(counters.merge_moved_mib)} moved "
+        f"({size(counters.merge_state_mib)} by the paper's count)",
         f"  {'row':>5} {'tokens':>8} {'items':>6}  token ranges",
     ]
     for row in range(min(plan.n_rows, MOST_ROWS_SHOWN)):
@@ -106,3 +106,12 @@ def as_table(plan: "Plan") -> str:
     if plan.n_rows > MOST_ROWS_SHOWN:
         lines.append(f"  ... and {plan.n_rows - MOST_ROWS_SHOWN} more rows")
     return "\n".join(lines)
+
+
+def size(mib: float) -> str:
+    """A size for people: MiB, or KiB where MiB would read 0.00.
+
+    >>> size(32.05), size(0.01)
+    ('32.05 MiB', '10.24 KiB')
+    """
+    return f"{mib:.2f} MiB" if mib == 0 or mib >= 0.1 else f"{mib * 1024:.2f} KiB"
