@@ -22,6 +22,9 @@ endif
 # Tests run as on a machine without a GPU, so that they prove the same thing everywhere; test-gpu uses the GPU.
 ON_CPU := CUDA_VISIBLE_DEVICES=
 
+# In a container one is often root, and Jupyter wants to be told that this is meant.
+AS_ROOT = $(shell [ "$$(id -u)" != 0 ] || echo --allow-root)
+
 .DEFAULT_GOAL := help
 .PHONY: help setup lab demo test lint test-all test-gpu clean
 
@@ -29,7 +32,7 @@ help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 
 lab: $(SETUP) ## open JupyterLab at the lessons
-	@$(PY) -m pkv lab $(ARGS)
+	@$(PY) -m pkv lab $(AS_ROOT) $(ARGS)
 
 demo: $(SETUP) ## run every stage on one ragged batch and check it
 	@$(PY) -m pkv demo $(ARGS)
