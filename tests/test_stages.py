@@ -137,6 +137,14 @@ def test_a_dynamic_plan_serves_shorter_lengths(stage, options, nan_memory):
         assert_accurate(q, cache, out, lse)
 
 
+@pytest.mark.parametrize(("stage", "options"), split_stages(2))
+def test_the_longest_row_is_found_among_many(stage, options, nan_memory):
+    """Rows are searched 128 at a time, so the longest one comes last, after a first block of empty ones."""
+    lengths = [0] * 140 + [33]
+    q, cache = ramp(lengths, n_q_heads=1, n_kv_heads=1, head_dim=16)
+    assert_ramp(*decode(q, cache, stage, **options), lengths)
+
+
 # --- A2: rows of length 0 ---
 
 
