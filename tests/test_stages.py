@@ -5,7 +5,10 @@ Numbers in test names (A2, A3, ...) are those of the faults that met systems lik
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import math
+import mmap
 
 import pytest
 import torch
@@ -34,6 +37,7 @@ from pkv.accuracy import Yardstick
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 SPLITS = [{}, {"splits": 1}, {"splits": 3}]
+ON_CPU = [stage for stage in pkv.STAGES if stage not in NEEDS_GPU]
 
 
 def assert_accurate(q, cache, out, lse, scale=None, largest_score=0.0):
@@ -196,6 +200,46 @@ def test_a6_junk_in_unused_table_entries(stage, page_size, junk):
     # the same table buffer again, for a smaller batch
     smaller = pkv.PagedKVCache(cache.k_pages, cache.v_pages, cache.block_table[1:], cache.lengths[1:])
     assert_ramp(*decode(q[1:], smaller, stage), [1])
+
+
+def guarded(x, end):
+    """A copy of x whose last (or first) element touches memory that must not be read: doing so ends the process."""
+    page = mmap.PAGESIZE
+    n_pages = -(-x.nbytes // page) + 2
+    region = mmap.mmap(-1, n_pages * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(region))
+    for guard in (0, n_pages - 1):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + guard * page), page, 0) == 0
+    offset = (n_pages - 1) * page - x.nbytes if end else page
+    copy = torch.frombuffer(region, dtype=x.dtype, count=x.numel(), offset=offset).view(x.shape).copy_(x)
+    assert copy.data_ptr() == address + offset
+    return copy
+
+
+def decode_guarded(stage, end):
+    """Nothing beyond the end (or before the beginning) of any tensor is touched."""
+    cases = [
+        Case("no-spare-column", [33, 17]), Case("page-8", [17, 9], page_size=8), Case("page-3", [17], page_size=3),
+        Case("page-48", [50, 1], page_size=48), Case("page-64", [65], page_size=64), Case("page-1", [17], page_size=1),
+        Case("head-dim-13", [17], head_dim=13), Case("head-dim-80", [20, 5], head_dim=80), Case("empty-last", [5, 0]),
+        Case("group-3", [17], n_q_heads=6, n_kv_heads=2, head_dim=16),
+    ]  # fmt: skip
+    for case, dtype in itertools.product(cases, (torch.float16, torch.float32)):
+        q, cache = batch(case, dtype, spare_pages=0, spare_columns=0)
+        tensors = (cache.k_pages, cache.v_pages, cache.block_table, cache.lengths)
+        inside = pkv.PagedKVCache(*(guarded(x, end) for x in tensors))
+        for splits in (1, 2):
+            want = decode(q, cache, stage, splits=splits)
+            got = decode(guarded(q, end), inside, stage, splits=splits, out=guarded(torch.full_like(q, math.nan), end))
+            assert_same(stage, want, got)
+        print("inside", case.name, flush=True)
+
+
+@pytest.mark.parametrize("end", [True, False], ids=["end", "beginning"])
+@pytest.mark.parametrize("stage", ON_CPU)
+def test_nothing_outside_the_tensors_is_touched(stage, end, fresh):
+    done = fresh(f"import test_stages; test_stages.decode_guarded({stage!r}, {end})")
+    assert done.out.count("inside") == 20
 
 
 # --- A5: strides ---
@@ -580,7 +624,6 @@ FAR = [f"pages-{axis}" for axis in ("page", "token", "head")]
 FAR += [f"{x}-{axis}" for x in ("q", "out") for axis in ("row", "head")]
 FAR += ["table-row", "table-column"]
 OFTEN = ["pages-page", "pages-head", "q-row", "out-row"]
-ON_CPU = [stage for stage in pkv.STAGES if stage not in NEEDS_GPU]
 
 
 @pytest.mark.parametrize("stage", ON_CPU)

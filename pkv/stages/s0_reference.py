@@ -64,5 +64,6 @@ def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
     grouped = q.to(wide).view(n_kv_heads, n_q_heads // n_kv_heads, head_dim)  # head h is [h // G, h % G]
     scores = scale * torch.einsum("jgd,tjd->jgt", grouped, k.to(wide))  # 2 * n_q_heads * L * head_dim flop
     lse = torch.logsumexp(scores, dim=-1)
-    out = torch.einsum("jgt,tjd->jgd", torch.exp(scores - lse[..., None]), v.to(wide))  # as many again
+    weights = torch.softmax(scores, dim=-1)  # not exp(scores - lse): that would double lse's rounding
+    out = torch.einsum("jgt,tjd->jgd", weights, v.to(wide))  # as many flop again
     return out.reshape(n_q_heads, head_dim), lse.reshape(n_q_heads)
