@@ -6,7 +6,6 @@ Numbers in test names (A2, A3, ...) are those of the faults that met systems lik
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
 import mmap
 
@@ -218,28 +217,29 @@ def guarded(x, end):
 
 def decode_guarded(stage, end):
     """Nothing beyond the end (or before the beginning) of any tensor is touched."""
+    heads = {"n_q_heads": 3, "n_kv_heads": 1}
     cases = [
-        Case("no-spare-column", [33, 17]), Case("page-8", [17, 9], page_size=8), Case("page-3", [17], page_size=3),
-        Case("page-48", [50, 1], page_size=48), Case("page-64", [65], page_size=64), Case("page-1", [17], page_size=1),
-        Case("head-dim-13", [17], head_dim=13), Case("head-dim-80", [20, 5], head_dim=80), Case("empty-last", [5, 0]),
-        Case("group-3", [17], n_q_heads=6, n_kv_heads=2, head_dim=16),
+        Case("page-16", [33, 17], **heads), Case("page-8", [17, 9], page_size=8, **heads),
+        Case("page-3", [17], page_size=3, **heads), Case("page-48", [50, 1], page_size=48, **heads),
+        Case("page-64", [65], page_size=64, **heads), Case("page-1", [17], page_size=1, **heads),
+        Case("head-dim-13", [17], head_dim=13, **heads), Case("empty-last", [5, 0], **heads),
     ]  # fmt: skip
-    for case, dtype in itertools.product(cases, (torch.float16, torch.float32)):
-        q, cache = batch(case, dtype, spare_pages=0, spare_columns=0)
+    for case in cases:
+        q, cache = batch(
+            case, torch.float32 if case.name == "page-8" else torch.float16, spare_pages=0, spare_columns=0
+        )
         tensors = (cache.k_pages, cache.v_pages, cache.block_table, cache.lengths)
         inside = pkv.PagedKVCache(*(guarded(x, end) for x in tensors))
-        for splits in (1, 2):
-            want = decode(q, cache, stage, splits=splits)
-            got = decode(guarded(q, end), inside, stage, splits=splits, out=guarded(torch.full_like(q, math.nan), end))
-            assert_same(stage, want, got)
+        out = guarded(torch.full_like(q, math.nan), end)
+        assert_same(stage, decode(q, cache, stage, splits=2), decode(guarded(q, end), inside, stage, splits=2, out=out))
         print("inside", case.name, flush=True)
 
 
-@pytest.mark.parametrize("end", [True, False], ids=["end", "beginning"])
+@pytest.mark.parametrize("end", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["end", "beginning"])
 @pytest.mark.parametrize("stage", ON_CPU)
 def test_nothing_outside_the_tensors_is_touched(stage, end, fresh):
     done = fresh(f"import test_stages; test_stages.decode_guarded({stage!r}, {end})")
-    assert done.out.count("inside") == 20
+    assert done.out.count("inside") == 8
 
 
 # --- A5: strides ---
