@@ -61,6 +61,11 @@ def why_not_launchable(device: torch.device) -> str | None:
             f"pkv's kernels need Triton, and importing it failed ({MISSING}). Install it with `pip install triton` "
             "(Linux; on Windows use WSL2, on macOS a container). stage='reference' runs without it."
         )
+    if INTERPRETED and not triton.knobs.runtime.interpret:
+        return (
+            "TRITON_INTERPRET was changed after pkv was imported, and Triton cannot leave its interpreter any more: "
+            "set it back to 1, or restart the kernel with the value you want."
+        )
     if device.type == "cuda" or INTERPRETED:
         return None
     if GPU_VISIBLE:

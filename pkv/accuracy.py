@@ -1,17 +1,21 @@
 """How wrong is a result: errors against fp64, and a tolerance that is computed, not chosen.
 
 The measuring stick is the reference in fp64 on the same inputs. The budget is what a plain low-precision computation of
-the same formula is off by, doubled, plus the rounding of the result's own dtype:
+the same formula is off by and the rounding that no fp32 computation escapes, doubled:
 
     tolerance = 2 * (eager error + rounding band)
+
+The band has two parts. The result is rounded to its dtype: eps / 2 * |out|. And a score is rounded before exp: an error
+of eps(fp32) * |score| in it is one of the same size, relative, in its weight. The scores that weigh anything lie near
+lse, so that is eps(fp32) * |lse| * |v|.
 """
 
 from dataclasses import dataclass
 
 import torch
 
+from pkv.arguments import resolve_scale
 from pkv.cache import PagedKVCache
-from pkv.decoding import resolve_scale
 from pkv.stages.s0_reference import attend_row
 
 
@@ -40,7 +44,8 @@ class Yardstick:
         scale = resolve_scale(scale, q.shape[-1])
         self.out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
         self.lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64, device=q.device)
-        eager_err = eager_err_lse = 0.0
+        eager_err = eager_err_lse = score_band = 0.0
+        eps, eps32 = torch.finfo(q.dtype).eps, torch.finfo(torch.float32).eps
         for row in range(q.shape[0]):
             k, v = cache.gather(row)
             if not len(k):
@@ -50,11 +55,12 @@ class Yardstick:
             eager_out, eager_lse = _eager_row(q[row], k, v, scale)
             eager_err = max(eager_err, _largest(eager_out.double() - self.out[row]))
             eager_err_lse = max(eager_err_lse, _largest(eager_lse.double() - self.lse[row]))
-        eps = torch.finfo(q.dtype).eps
-        self.tolerance = 2 * (eager_err + eps / 2 * max(_largest(self.out), torch.finfo(q.dtype).tiny))
+            score_band = max(score_band, eps32 * _largest(self.lse[row]) * _largest(v))
+        dtype_band = eps / 2 * max(_largest(self.out), torch.finfo(q.dtype).tiny)
+        self.tolerance = 2 * (eager_err + dtype_band + score_band)
         # lse is kept in fp32 whatever q's dtype; exp2 and log2 of the hardware are good to 2 units in the last place
         finite = self.lse[torch.isfinite(self.lse)]
-        self.tolerance_lse = 2 * (eager_err_lse + 4 * torch.finfo(torch.float32).eps * max(_largest(finite), 1.0))
+        self.tolerance_lse = 2 * (eager_err_lse + 4 * eps32 * max(_largest(finite), 1.0))
 
     def measure(self, out: torch.Tensor, lse: torch.Tensor) -> Accuracy:
         """Errors of one result; NaN anywhere, or an infinity in the wrong place, makes them NaN or inf."""

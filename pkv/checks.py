@@ -15,10 +15,9 @@ Ints: TypeAlias = Sequence[int] | np.ndarray | Tensor
 
 def at_least(minimum: int, name: str, value: int) -> int:
     """`value` as an int; TypeError if it is none, ValueError if it is too small."""
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    value = operator.index(value)
     if value < minimum:
         raise ValueError(f"{name} = {value} is too small: pass {minimum} or more")
     return value
@@ -48,7 +47,7 @@ def check_tensor(
 ) -> None:
     """Check shape (a word stands for any size), dtype and device (None for any)."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}")
+        raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}: make one with torch.tensor(...)")
     if x.ndim != len(shape) or any(want != size for want, size in zip(shape, x.shape) if not isinstance(want, str)):
         raise ValueError(f"{name} has shape {list(x.shape)}, expected [{', '.join(map(str, shape))}]")
     if dtype is not None and x.dtype != dtype:

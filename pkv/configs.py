@@ -22,6 +22,7 @@ SMALLEST_DOT = 16  # tl.dot takes no smaller side on a GPU
 LARGEST_HEAD_DIM = 256
 DEFAULT_TILE = 16
 TILES = (16, 32, 64)
+MOST_WARPS = 8  # 16 would halve the registers of a thread, and spill
 WARP_THREADS = 32
 REGISTER_UNIT = 256  # an SM hands out registers per warp, in units of 256
 SHARED_UNIT = 128  # bytes
@@ -88,7 +89,7 @@ TABLE: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = {
     },
     (2, 32): {
         (128, 16): (2, 5), (128, 32): (4, 3), (128, 64): (4, 2),
-        (256, 16): (8, 3), (256, 32): (8, 3), (256, 64): (8, 2),
+        (256, 16): (8, 3), (256, 32): (8, 3),
     },
     (4, 1): {
         (128, 16): (1, 3), (128, 32): (2, 2), (128, 64): (4, 2),
@@ -98,14 +99,19 @@ TABLE: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = {
 
 
 @functools.lru_cache(maxsize=1024)
-def choose_config(shape: Shape, gpu: GpuProfile, tile: int) -> TileConfig:
-    """The configuration of a shape and tile. It does not depend on `gpu` yet: the table holds on every architecture."""
+def choose_config(shape: Shape, gpu: GpuProfile, tile: int, aligned: bool = True) -> TileConfig:
+    """The configuration of a shape and tile. It does not depend on `gpu` yet: the table holds on every architecture.
+
+    Where K and V are not aligned, they pass through registers on their way: large tiles then take twice the warps.
+    """
     key = config_key(shape, tile)
     column = TABLE[key.itemsize, key.block_h]
     largest = next((d for d, t in sorted(column) if t == tile and key.block_d <= d), None)
     if largest is None:
-        raise ValueError(f"tile = {tile} does not fit shared memory with {key}: take a smaller tile")
+        raise ValueError(f"tile = {tile} does not fit registers and shared memory with {key}: take a smaller tile")
     num_warps, num_stages = column[largest, tile]
+    if not aligned and tile > DEFAULT_TILE and key.block_d >= 128:
+        num_warps = min(2 * num_warps, MOST_WARPS)
     return TileConfig(tile, num_warps, num_stages)
 
 

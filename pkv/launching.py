@@ -59,8 +59,9 @@ class KernelArgs:
         self.cache = CacheArgs(strided(k), strided(v), strided(cache.block_table), strided(cache.lengths))
         self.result = StateArgs(strided(out), strided(lse))
         self.qk_scale = scale * LOG2_E
-        config = choose_config(plan.shape, plan.gpu, plan.tile)
-        self.shape = kernel_shape(plan.shape, config, is_aligned(k) and is_aligned(v), INTERPRETED)
+        aligned = is_aligned(k) and is_aligned(v)
+        config = choose_config(plan.shape, plan.gpu, plan.tile, aligned)
+        self.shape = kernel_shape(plan.shape, config, aligned, INTERPRETED)
         self.options = {"num_warps": config.num_warps}
         self.partial_offsets = plan.tensor("partial_offsets", q.device)
         self.partials = self.result

@@ -105,7 +105,9 @@ def merge_kernel(
         lse = tl.where(is_empty, float("-inf"), running_max + tl.log2(total) / 1.4426950408889634)
         stride_row, stride_head, stride_dim = result.out.strides
         out_ptr = result.out.ptr + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
-        tl.store(out_ptr + dims * stride_dim, (acc / total).to(result.out.ptr.dtype.element_ty), mask=in_dim)
+        tl.store(
+            out_ptr + dims.to(tl.int64) * stride_dim, (acc / total).to(result.out.ptr.dtype.element_ty), mask=in_dim
+        )
         tl.store(result.lse.ptr + row.to(tl.int64) * result.lse.strides[0] + head, lse)
 
 

@@ -62,24 +62,39 @@ def _fault_of_coverage(plan: "Plan") -> str | None:
 
 
 def _fault_of_launches(plan: "Plan") -> str | None:
-    decodes = [launch for launch in plan.launches if launch.kernel == "decode"]
-    ends = [0, *(launch.end for launch in decodes)]
-    if decodes and ([launch.begin for launch in decodes] != ends[:-1] or ends[-1] != plan.n_programs):
-        return f"decode launches must cover the programs 0:{plan.n_programs} in order"
+    items_per_row = np.diff(plan.partial_offsets)
+    decoded: set[int] = set()
+    merged: set[int] = set()
+    n_programs = 0
     for launch in plan.launches:
+        rows = set(launch.rows)
         if launch.kernel not in ("decode", "merge"):
             return f"unknown kernel {launch.kernel!r} (decode or merge)"
-        if any(not 0 <= row < plan.n_rows for row in launch.rows):
-            return f"a {launch.kernel} launch names rows outside 0:{plan.n_rows}"
-    merged = sorted(row for launch in plan.launches if launch.kernel == "merge" for row in launch.rows)
-    split = np.flatnonzero(np.diff(plan.partial_offsets) > 1).tolist()
-    if decodes and not set(split) <= set(merged):
-        return f"row {min(set(split) - set(merged))} is split but never merged"
-    return (
-        f"row {next(r for r in merged if merged.count(r) > 1)} is merged twice"
-        if len(set(merged)) < len(merged)
-        else None
-    )
+        if not rows <= set(range(plan.n_rows)) or len(rows) < len(launch.rows):
+            return f"a {launch.kernel} launch names rows twice, or outside 0:{plan.n_rows}"
+        wrong = [row for row in launch.rows if launch.n_splits not in (0, items_per_row[row])]
+        if wrong:
+            n_items = items_per_row[wrong[0]]
+            return f"row {wrong[0]} has {n_items} items, its {launch.kernel} launch {launch.n_splits} splits"
+        if launch.kernel == "merge":
+            for row in rows - decoded | rows & merged:
+                return f"row {row} is merged {'twice' if row in merged else 'before it is decoded'}"
+            merged |= rows
+            continue
+        if launch.begin != n_programs or launch.n_splits not in (0, (launch.end - launch.begin) / max(len(rows), 1)):
+            programs = f"{launch.begin}:{launch.end}"
+            return f"the decode launch of programs {programs} does not follow {n_programs}, or fit its rows"
+        n_programs = launch.end
+        decoded |= rows
+    if not plan.launches and (plan.stage == "reference" or not plan.lengths.any()):
+        return None  # PyTorch needs no launch of ours, and rows without tokens need none at all
+    if n_programs != plan.n_programs:
+        return f"decode launches cover the programs 0:{n_programs} of 0:{plan.n_programs}"
+    for row in set(np.flatnonzero(plan.lengths).tolist()) - decoded:
+        return f"row {row} is never decoded"
+    for row in set(np.flatnonzero(items_per_row > 1).tolist()) - merged:
+        return f"row {row} is split but never merged"
+    return None
 
 
 def as_table(plan: "Plan") -> str:
@@ -92,9 +107,8 @@ def as_table(plan: "Plan") -> str:
         f"  {plan.shape}",
         f"  planned for {plan.gpu.name}: {plan.gpu.n_sms} SMs, {plan.programs_per_sm} programs each",
         f"  launches {counters.launches} | programs {counters.programs} ({counters.empty_programs} empty) | "
-        f"waves {counters.waves:.2f} | items per SM {counters.cta_per_sm:.1f}",
-        f"  useful KV {size(counters.useful_kv_mib)} | states merged {size(counters.merge_moved_mib)} moved "
-        f"({size(counters.merge_state_mib)} by the paper's count)",
+        f"waves {counters.waves:.3g} | programs with tokens per SM {counters.cta_per_sm:.3g}",
+        f"  useful KV {size(counters.useful_kv_mib)} | partial states moved {size(counters.merge_moved_mib)}",
         f"  {'row':>5} {'tokens':>8} {'items':>6}  token ranges",
     ]
     for row in range(min(plan.n_rows, MOST_ROWS_SHOWN)):
@@ -114,4 +128,4 @@ def size(mib: float) -> str:
     >>> size(32.05), size(0.01)
     ('32.05 MiB', '10.24 KiB')
     """
-    return f"{mib:.2f} MiB" if mib == 0 or mib >= 0.1 else f"{mib * 1024:.2f} KiB"
+    return f"{mib:.2f} MiB" if mib >= 0.1 else f"{mib * 1024:.4g} KiB"

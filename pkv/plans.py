@@ -23,11 +23,12 @@ import torch
 from pkv.checks import Ints, host_ints
 from pkv.counters import Counters, count
 from pkv.gpus import GpuProfile
+from pkv.planchecks import as_table, first_fault
+from pkv.planjson import fields_from_json, plan_to_dict
 from pkv.shapes import Shape
 
 Int32Array = npt.NDArray[np.int32]
 LONGEST_ROW = 2**31 - 1  # tokens
-FORMAT = 1  # of the JSON; a newer one is refused
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Launch:
     rows: tuple[int, ...]  # rows it works on, in order
     begin: int = 0
     end: int = 0
-    n_splits: int = 1  # splits per row, where the stage's grid has such an axis
+    n_splits: int = 0  # items of each of these rows, where they are equally many; 0 where they are not
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +64,7 @@ class Plan:
     programs_per_sm: int
     item_order: Int32Array | None = None
     dynamic: bool = False
-    _on_device: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False)
+    _on_device: dict[Any, torch.Tensor] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
@@ -118,8 +119,6 @@ class Plan:
 
     def validate(self) -> "Plan":
         """Return self if each token of each row is covered exactly once and all arrays agree, else ValueError."""
-        from pkv.planchecks import first_fault  # kept apart: nobody needs it to read a plan
-
         fault = first_fault(self)
         if fault:
             raise ValueError(f"plan of stage {self.stage!r}: {fault}")
@@ -149,51 +148,21 @@ class Plan:
         return hash((self.stage, self.shape, self.items.tobytes(), self.lengths.tobytes()))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "stage": self.stage,
-            "shape": self.shape.to_dict(),
-            "gpu": {"name": self.gpu.name, "arch": self.gpu.arch, "n_sms": self.gpu.n_sms},
-            "programs_per_sm": self.programs_per_sm,
-            "tile": self.tile,
-            "dynamic": self.dynamic,
-            "lengths": self.lengths.tolist(),
-            "items": self.items.tolist(),
-            "program_offsets": self.program_offsets.tolist(),
-            "partial_offsets": self.partial_offsets.tolist(),
-            "item_order": None if self.item_order is None else self.item_order.tolist(),
-            "launches": [{**vars(launch), "rows": list(launch.rows)} for launch in self.launches],
-        }
+        """The plan in JSON's types."""
+        return plan_to_dict(self)
 
     def to_json(self) -> str:
+        """The plan as JSON; from_json gives an equal plan back."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
         """The inverse of to_json; ValueError where `text` is no plan, of a newer format, or does not validate."""
-        try:
-            data = json.loads(text)
-            found = data.pop("format")
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"this is not the JSON of a plan ({type(error).__name__}: {error})") from None
-        if found != FORMAT:
-            raise ValueError(f"plan format {found}, this pkv reads {FORMAT}: update pkv, or make the plan again")
-        try:
-            data["shape"] = Shape(**data["shape"])
-            data["gpu"] = GpuProfile(**data["gpu"])
-            data["launches"] = tuple(Launch(**{**launch, "rows": tuple(launch["rows"])}) for launch in data["launches"])
-            for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
-                if data[name] is not None:
-                    data[name] = np.array(data[name], dtype=np.int32)
-            data["items"] = data["items"].reshape(-1, 3)
-            plan = cls(**data)
-        except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"this is not the JSON of a plan ({type(error).__name__}: {error})") from None
-        return plan.validate()
+        fields = fields_from_json(text)
+        launches = tuple(Launch(**launch) for launch in fields.pop("launches"))
+        return cls(launches=launches, **fields).validate()
 
     def __str__(self) -> str:
-        from pkv.planchecks import as_table
-
         return as_table(self)
 
 

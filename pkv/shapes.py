@@ -94,5 +94,5 @@ def dtype_named(dtype: "torch.dtype | str") -> torch.dtype:
     """torch.float16 for torch.float16, "float16" or "torch.float16"."""
     found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."), None)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise TypeError(f"dtype = {dtype!r} must be a floating-point dtype, such as torch.float16")
+        raise TypeError(f'dtype = {dtype!r} must be a floating-point dtype of torch: torch.float16, or "float16"')
     return found

@@ -72,7 +72,7 @@ def load_query(q, row, grid_head, SHAPE: tl.constexpr):
     heads, exists = my_heads(grid_head, SHAPE)
     dims = tl.arange(0, SHAPE.BLOCK_D)
     stride_row, stride_head, stride_dim = q.strides
-    offsets = heads.to(tl.int64)[:, None] * stride_head + dims[None, :] * stride_dim
+    offsets = heads.to(tl.int64)[:, None] * stride_head + dims.to(tl.int64)[None, :] * stride_dim
     mask = exists[:, None] & (dims < SHAPE.HEAD_DIM)[None, :]
     query = tl.load(q.ptr + row.to(tl.int64) * stride_row + offsets, mask=mask, other=0.0)
     return query.to(tl.float32) if SHAPE.WIDEN else query
@@ -116,7 +116,7 @@ def load_tile(pages, slots, kv_head, tokens_left, side, SHAPE: tl.constexpr, MAS
         # The reshape hides from the compiler that rows start at multiples of 16 bytes. Without this promise it
         # silently replaces asynchronous 16-byte copies (cp.async) by scalar loads.
         offsets = tl.multiple_of(offsets, 16 // (side.ptr.dtype.element_ty.primitive_bitwidth // 8))
-    pointers = side.ptr + offsets[:, None] + dims[None, :] * stride_dim
+    pointers = side.ptr + offsets[:, None] + dims.to(tl.int64)[None, :] * stride_dim
     EXACT: tl.constexpr = SHAPE.BLOCK_D == SHAPE.HEAD_DIM
     if MASKED:
         mask = (tl.arange(0, SHAPE.BLOCK_N) < tokens_left)[:, None] & (dims < SHAPE.HEAD_DIM)[None, :]
@@ -188,7 +188,7 @@ def store_state(state, index, grid_head, out, lse, SHAPE: tl.constexpr):
     dims = tl.arange(0, SHAPE.BLOCK_D)
     stride_index, stride_head, stride_dim = state.out.strides
     pointers = state.out.ptr + index.to(tl.int64) * stride_index
-    pointers += heads.to(tl.int64)[:, None] * stride_head + dims[None, :] * stride_dim
+    pointers += heads.to(tl.int64)[:, None] * stride_head + dims.to(tl.int64)[None, :] * stride_dim
     mask = exists[:, None] & (dims < SHAPE.HEAD_DIM)[None, :]
     tl.store(pointers, out.to(state.out.ptr.dtype.element_ty), mask=mask)
     tl.store(state.lse.ptr + index.to(tl.int64) * state.lse.strides[0] + heads, lse, mask=exists)

@@ -68,6 +68,7 @@ BAD_OUT = {
     "heads": (lambda q: q[:, :2].clone(), r"out is \[3, 2, 64\].*must be like q"),
     "dtype": (lambda q: q.float(), r"out is .*torch.float32.*must be like q: .*torch.float16"),
     "device": (lambda q: q.to("meta"), r"out is .* on meta, must be like q"),
+    "type": (lambda q: [1], r"out must be a tensor like q, got list"),
     "expanded": (lambda q: q[:1, :, :1].clone().expand(q.shape), r"out is an expanded tensor.*tensor of its own"),
 }
 
@@ -76,7 +77,7 @@ BAD_OUT = {
 @pytest.mark.parametrize("stage", stages())
 def test_bad_out(ready, stage, change, message):
     q, cache = ready
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         pkv.decode(q, cache, stage=stage, out=change(q))
 
 
@@ -280,7 +281,7 @@ def test_what_the_reference_can_do():
 # --- scale ---
 
 
-@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, True, "1", 1j], ids=str)
+@pytest.mark.parametrize("scale", [math.nan, math.inf, -math.inf, 1e39, -1e39, 10**400, True, "1", 1j], ids=str)
 @pytest.mark.parametrize("stage", stages())
 def test_bad_scale(ready, stage, scale):
     q, cache = ready

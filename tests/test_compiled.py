@@ -44,10 +44,10 @@ from pkv.shapes import Shape
 arch, jobs = json.loads('''{jobs}''')
 for job in jobs:
     if "key" in job:
-        made = compile_key(ConfigKey(*job["key"]), arch)
+        made = compile_key(ConfigKey(*job["key"]), arch, job["aligned"])
     else:
         shape = Shape(**job["shape"])
-        config = choose_config(shape, GpuProfile("", arch, 1), job["tile"])
+        config = choose_config(shape, GpuProfile("", arch, 1), job["tile"], job["aligned"])
         made = compile_split_kv(shape, config, arch, aligned=job["aligned"])
     print(json.dumps(dataclasses.asdict(made)))
 """
@@ -70,7 +70,7 @@ def shape_job(shape, tile=DEFAULT_TILE, aligned=True):
 
 
 def key_job(key):
-    return {"key": [key.itemsize, key.block_h, key.block_d, key.tile]}
+    return {"key": [key.itemsize, key.block_h, key.block_d, key.tile], "aligned": True}
 
 
 def warps_and_stages(key):
@@ -200,10 +200,27 @@ def test_without_the_promise(fresh):
             assert without.async_copies >= promised.async_copies * 3, shape
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1000)
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize("arch", [86, 90], ids="sm_{}".format)
+def test_no_tile_spills_without_the_promise(fresh, arch, tile):
+    keys = [key for key in every_key() if key.tile == tile and key.block_d >= 64]
+    jobs = [key_job(key) | {"aligned": False} for key in keys]
+    faults = [
+        (str(key), made)
+        for key, made in zip(keys, compiled(fresh, arch, jobs), strict=True)
+        if made.spilled or made.shared > ARCH_LIMITS[arch].shared_per_program
+    ]
+    assert faults == []
+
+
 def test_b5_what_does_not_fit_is_refused_before_a_launch():
     fp32 = pkv.Shape(32, 8, 256, 16, "float32")
     assert 64 in TILES
-    with pytest.raises(ValueError, match=r"tile = 64 does not fit shared memory with 4 bytes.*take a smaller tile"):
+    with pytest.raises(
+        ValueError, match=r"tile = 64 does not fit registers and shared memory with 4 bytes.*take a smaller tile"
+    ):
         pkv.plan([40], fp32, tile=64)
     assert choose_config(fp32, GpuProfile("", 86, 28), 16).tile == 16
 

@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A module imports only from lines above its own; a new module takes its place here.
 ORDER = [
     "_triton checks gpus paging shapes counters planchecks",
-    "pagedtensors",
+    "pagedtensors planjson",
     "cache plans",
     "simulation costs",
     "tile configs",
+    "arguments",
     "merging",
     "launching",
     "stages.s*",

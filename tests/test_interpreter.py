@@ -77,6 +77,14 @@ def test_a_variable_set_after_pkv_changes_nothing(fresh):
     assert fresh(code).out.strip() == "19.5"
 
 
+@pytest.mark.parametrize("change", ["os.environ['TRITON_INTERPRET'] = '0'", "del os.environ['TRITON_INTERPRET']"])
+def test_a_variable_taken_away_after_pkv_is_named(fresh, change):
+    got = fresh(START + f"import os\n{change}\nprint(attempt())\nprint(attempt('reference'))").out.splitlines()
+    assert got[0].startswith("RuntimeError: TRITON_INTERPRET was changed after pkv was imported")
+    assert "set it back to 1, or restart" in got[0]
+    assert got[1] == "19.5"
+
+
 def test_without_triton(fresh):
     blocked = "import sys\nsys.modules['triton'] = None\n"
     code = """

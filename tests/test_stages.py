@@ -620,10 +620,10 @@ def decode_far(stage, what):
     print("as near", what)
 
 
-FAR = [f"pages-{axis}" for axis in ("page", "token", "head")]
-FAR += [f"{x}-{axis}" for x in ("q", "out") for axis in ("row", "head")]
-FAR += ["table-row", "table-column"]
-OFTEN = ["pages-page", "pages-head", "q-row", "out-row"]
+FAR = [f"pages-{axis}" for axis in ("page", "token", "head", "dim")]
+FAR += [f"{x}-{axis}" for x in ("q", "out") for axis in ("row", "head", "dim")]
+FAR += ["table-row", "table-column", "lengths"]
+OFTEN = ["pages-page", "pages-dim", "q-row", "q-dim", "out-row", "out-dim", "lengths"]
 
 
 @pytest.mark.parametrize("stage", ON_CPU)

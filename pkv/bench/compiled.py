@@ -114,10 +114,11 @@ def representative(key: ConfigKey) -> Shape:
     return Shape(8 * group, 8, key.block_d, 16, dtype)
 
 
-def compile_key(key: ConfigKey, arch: int) -> Compiled:
+def compile_key(key: ConfigKey, arch: int, aligned: bool = True) -> Compiled:
     """Compile the configuration that planning chooses for `key` on compute capability `arch`."""
     shape = representative(key)
-    return compile_split_kv(shape, choose_config(shape, GpuProfile("", arch, 1), key.tile), arch)
+    config = choose_config(shape, GpuProfile("", arch, 1), key.tile, aligned)
+    return compile_split_kv(shape, config, arch, aligned=aligned)
 
 
 def main() -> None:

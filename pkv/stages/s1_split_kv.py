@@ -113,7 +113,8 @@ def split_kv_kernel(
     n_tiles = tl.cdiv(longest, SHAPE.BLOCK_N).to(tl.int64)
     begin = (n_tiles * split // n_splits * SHAPE.BLOCK_N).to(tl.int32)
     end = (n_tiles * (split + 1) // n_splits * SHAPE.BLOCK_N).to(tl.int64)
-    end = tl.minimum(end, tl.load(cache.lengths.ptr + row * cache.lengths.strides[0]).to(tl.int64)).to(tl.int32)
+    length = tl.load(cache.lengths.ptr + row.to(tl.int64) * cache.lengths.strides[0])
+    end = tl.minimum(end, length.to(tl.int64)).to(tl.int32)
     # the maths, the same in every stage
     query = load_query(q, row, grid_head, SHAPE)
     out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)

@@ -1,0 +1,109 @@
+"""Every check of q, cache, out, scale and a plan: made once, at the door, before any launch.
+
+Each error names the argument, the row where there is one, and what to do.
+"""
+
+import math
+import numbers
+
+import numpy as np
+import torch
+
+from pkv.cache import PagedKVCache
+from pkv.configs import LARGEST_HEAD_DIM
+from pkv.plans import Plan, int_lengths
+from pkv.shapes import Shape
+
+KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LARGEST_SCALE = 1e38  # times log2(e) it must still be an fp32 number
+
+
+def resolve_scale(scale: float | None, head_dim: int) -> float:
+    """None means 1 / sqrt(head_dim); 0.0 is a scale."""
+    if scale is None:
+        return 1.0 / math.sqrt(head_dim)
+    if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not abs(scale) <= LARGEST_SCALE:
+        limits = f"a finite number up to {LARGEST_SCALE:.0e}"
+        raise ValueError(f"scale = {scale!r} must be {limits} (None = 1 / sqrt(head_dim))")
+    return float(scale)
+
+
+def check_kernel_shape(shape: Shape) -> None:
+    """What the kernels cannot do, though the reference can."""
+    if shape.head_dim > LARGEST_HEAD_DIM:
+        raise ValueError(
+            f"head_dim = {shape.head_dim} is above {LARGEST_HEAD_DIM}, the most the kernels take; use stage='reference'"
+        )
+    if shape.dtype not in KERNEL_DTYPES:
+        raise TypeError(f"dtype {shape.dtype} has no kernel (float16, bfloat16, float32 have); use stage='reference'")
+
+
+def check_arrays(q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None) -> None:
+    """q, cache and out fit each other: types, ranks, sizes, dtypes, devices."""
+    if not isinstance(cache, PagedKVCache):
+        raise TypeError(f"cache must be a pkv.PagedKVCache, got {type(cache).__name__}")
+    if not isinstance(q, torch.Tensor) or q.ndim != 3:
+        found = list(q.shape) if isinstance(q, torch.Tensor) else type(q).__name__
+        raise ValueError(
+            f"q must be a tensor [n_rows, n_q_heads, head_dim], got {found}; one decode step has one token per row"
+        )
+    n_rows, n_q_heads, head_dim = q.shape
+    if n_rows != cache.n_rows:
+        raise ValueError(f"q has {n_rows} rows, the cache {cache.n_rows}: one query token per row of the cache")
+    if head_dim != cache.head_dim:
+        raise ValueError(f"q has head_dim {head_dim}, the cache {cache.head_dim}")
+    if n_q_heads == 0 or n_q_heads % cache.n_kv_heads:
+        raise ValueError(f"q has {n_q_heads} query heads, not a multiple of the cache's {cache.n_kv_heads} KV heads")
+    if q.dtype != cache.dtype:
+        raise TypeError(f"q is {q.dtype}, the cache {cache.dtype}: convert one, e.g. q.to({cache.dtype})")
+    if q.device != cache.device:
+        raise ValueError(
+            f"q lies on {q.device}, the cache on {cache.device}: move one, e.g. q.to({str(cache.device)!r})"
+        )
+    if out is not None:
+        if not isinstance(out, torch.Tensor):
+            raise TypeError(f"out must be a tensor like q, got {type(out).__name__}")
+        if out.shape != q.shape or out.dtype != q.dtype or out.device != q.device:
+            raise ValueError(
+                f"out is {list(out.shape)} {out.dtype} on {out.device}, "
+                f"must be like q: {list(q.shape)} {q.dtype} on {q.device}"
+            )
+        if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
+            raise ValueError("out is an expanded tensor whose elements share memory; pass a tensor of its own")
+
+
+def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) -> None:
+    """The plan was made for these sizes and, as far as the host can know, for these lengths."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a pkv.Plan, got {type(plan).__name__}")
+    shape = Shape.of(q, cache)
+    if plan.shape != shape:
+        differing = [
+            f"{name} {mine} against {theirs}"
+            for (name, mine), theirs in zip(plan.shape.to_dict().items(), shape.to_dict().values(), strict=True)
+            if mine != theirs
+        ]
+        raise ValueError(
+            f"plan was made for another shape than q and cache have ({', '.join(differing)}): "
+            "make a new plan for pkv.Shape.of(q, cache)"
+        )
+    if plan.n_rows != cache.n_rows:
+        raise ValueError(f"plan has {plan.n_rows} rows, the cache {cache.n_rows}: make a new plan")
+    if plan.dynamic and plan.least_bound >= cache.capacity:
+        return
+    lengths = cache.host_lengths
+    if lengths is None and check:
+        lengths = int_lengths(cache.lengths)
+    if lengths is None:
+        return
+    wrong = np.flatnonzero(lengths > plan.lengths if plan.dynamic else lengths != plan.lengths)
+    if len(wrong):
+        row = wrong[0]
+        raise ValueError(
+            f"plan is stale or of another cache: row {row} has {lengths[row]} tokens, "
+            + (
+                f"it was planned for at most {plan.lengths[row]}: plan for more tokens"
+                if plan.dynamic
+                else f"it was planned for {plan.lengths[row]}: make a new plan for each step"
+            )
+        )
