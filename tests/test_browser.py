@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from lessonfiles import judged_text
 
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = os.environ.get("PKV_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
@@ -27,6 +28,8 @@ def lab(tmp_path_factory):
     """JupyterLab over a copy of the lessons, with no settings of the user's. Yields its address."""
     home = tmp_path_factory.mktemp("jupyter")
     shutil.copytree(ROOT / "lessons", home / "lessons")
+    for source in (ROOT / "lessons" / "src").glob("[0-9]*.py"):
+        (home / "lessons" / f"{source.stem}.ipynb").write_text(judged_text(ROOT, source.stem), encoding="utf-8")
     quiet = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     quiet.parent.mkdir(parents=True)
     quiet.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))

@@ -1,17 +1,23 @@
-"""Each lesson runs from top to bottom in a fresh kernel, and what is committed is what that run gives."""
+"""Each lesson runs from top to bottom in a fresh kernel, and what is committed is what that run gives.
+
+A notebook that its reader has edited is the reader's: lessonfiles.py says which text is judged.
+"""
 
 import importlib.util
+import json
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+from lessonfiles import judged_text, without_source
 
 nbformat = pytest.importorskip("nbformat", reason="the test extra brings nbformat")
 jupytext = pytest.importorskip("jupytext", reason="the test extra brings jupytext")
 pytest.importorskip("nbclient", reason="the test extra brings nbclient")
 
 ROOT = Path(__file__).resolve().parents[1]
-LESSONS = sorted((ROOT / "lessons").glob("*.ipynb"))
 LARGEST = 600_000  # bytes
 
 
@@ -23,7 +29,30 @@ def load_build():
 
 
 build = load_build()
-per_lesson = pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+NAMES = build.lesson_names()
+per_lesson = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture
+def lesson():
+    """lesson(name) is the notebook to judge."""
+    return lambda name: nbformat.reads(judged_text(ROOT, name), as_version=4)
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """built(name) is a new notebook from the source, with the ids of the notebook to judge."""
+
+    def make(name):
+        folder = tmp_path / "lessons"
+        (folder / "src").mkdir(parents=True)
+        (folder / "src" / f"{name}.py").write_bytes((ROOT / "lessons" / "src" / f"{name}.py").read_bytes())
+        (folder / f"{name}.ipynb").write_text(judged_text(ROOT, name), encoding="utf-8")
+        with monkeypatch.context() as patch:
+            patch.setattr(build, "LESSONS", folder)
+            return build.notebook_of(name)
+
+    return make
 
 
 def code_cells(notebook):
@@ -45,36 +74,40 @@ def in_words(cell):
 
 
 def test_each_source_has_its_notebook():
-    assert build.lesson_names() == [path.stem for path in LESSONS]
-    assert LESSONS
+    assert NAMES
+    assert not without_source(ROOT, NAMES)
 
 
 @per_lesson
 @pytest.mark.timeout(240)
-def test_lesson_runs_and_its_outputs_are_the_committed_ones(path, tmp_path):
-    committed = nbformat.read(path, as_version=4)
-    fresh = build.execute(build.notebook_of(path.stem), tmp_path)  # raises where a cell does
+def test_lesson_runs_and_its_outputs_are_the_committed_ones(name, lesson, built, tmp_path_factory):
+    committed = lesson(name)
+    folder = tmp_path_factory.mktemp("run")
+    fresh = build.execute(built(name), folder)  # raises where a cell does
     assert [cell.execution_count for cell in code_cells(fresh)] == list(range(1, len(code_cells(fresh)) + 1))
     for old, new in zip(code_cells(committed), code_cells(fresh), strict=True):
         assert not [output for output in new.outputs if output.get("name") == "stderr"], new.source
-        assert in_words(old) == in_words(new), f"run python lessons/build.py {path.stem}:\n{new.source}"
-    assert not list(tmp_path.iterdir()), "a lesson leaves files behind"
+        assert in_words(old) == in_words(new), f"run python lessons/build.py {name}:\n{new.source}"
+    assert not list(folder.iterdir()), "a lesson leaves files behind"
 
 
 @per_lesson
-def test_notebook_and_source_agree(path):
-    notebook = nbformat.read(path, as_version=4)
-    source = jupytext.read(ROOT / "lessons" / "src" / f"{path.stem}.py")
-    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == [
+def test_notebook_and_source_agree(name, lesson):
+    source = jupytext.read(ROOT / "lessons" / "src" / f"{name}.py")
+    assert [(cell.cell_type, cell.source) for cell in lesson(name).cells] == [
         (cell.cell_type, cell.source) for cell in source.cells
     ]
 
 
 @per_lesson
-def test_committed_notebook_is_fit_to_read(path):
-    notebook = nbformat.read(path, as_version=4)
+def test_committed_notebook_is_fit_to_read(name):
+    check_fit_to_read(judged_text(ROOT, name))
+
+
+def check_fit_to_read(text):
+    notebook = nbformat.reads(text, as_version=4)
     nbformat.validate(notebook)
-    assert path.stat().st_size < LARGEST
+    assert len(text.encode()) < LARGEST
     assert notebook.metadata.kernelspec.name == "python3"
     assert "widgets" not in notebook.metadata
     ids = [cell.id for cell in notebook.cells]
@@ -90,25 +123,21 @@ def test_committed_notebook_is_fit_to_read(path):
 
 
 @per_lesson
-def test_reader_predicts_and_links_lead_somewhere(path):
-    notebook = nbformat.read(path, as_version=4)
-    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+def test_reader_predicts_and_links_lead_somewhere(name, lesson):
+    prose = [cell.source for cell in lesson(name).cells if cell.cell_type == "markdown"]
     assert sum(text.count("**Predict.**") for text in prose) >= 5
     for target in re.findall(r"\]\(([^)#]+)\)", "\n".join(prose)):
-        assert (path.parent / target).exists(), target
+        assert (ROOT / "lessons" / target).exists(), target
 
 
 @per_lesson
-def test_code_fits_a_notebook_cell(path):
-    notebook = nbformat.read(path, as_version=4)
-    long = [line for cell in code_cells(notebook) for line in cell.source.splitlines() if len(line) > 94]
+def test_code_fits_a_notebook_cell(name, lesson):
+    long = [line for cell in code_cells(lesson(name)) for line in cell.source.splitlines() if len(line) > 94]
     assert not long, "a reader would have to scroll sideways"
 
 
-def test_a_rebuilt_notebook_keeps_its_ids():
-    name = LESSONS[0].stem
-    before = [cell.id for cell in nbformat.read(LESSONS[0], as_version=4).cells]
-    assert [cell.id for cell in build.notebook_of(name).cells] == before
+def test_a_rebuilt_notebook_keeps_its_ids(lesson, built):
+    assert [cell.id for cell in built(NAMES[0]).cells] == [cell.id for cell in lesson(NAMES[0]).cells]
 
 
 def test_pieces_of_a_stream_are_joined():
@@ -119,3 +148,101 @@ def test_pieces_of_a_stream_are_joined():
         [piece("stdout", "a"), piece("stdout", "b"), piece("stderr", "c"), piece("stdout", "d")]
     )
     assert [(output.name, output.text) for output in joined] == [("stdout", "ab"), ("stderr", "c"), ("stdout", "d")]
+
+
+# --- a reader's edits are the reader's ---
+
+COMMITTED, EDITED = "committed\n", "edited\n"
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A git repository with lessons a and b. clone.git(...) runs git there; clone / path is a path in it."""
+    for variable in [name for name in os.environ if name.startswith("GIT_")]:  # a hook's own repository
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    for name in ("a", "b"):
+        for path in (f"lessons/{name}.ipynb", f"lessons/src/{name}.py"):
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(COMMITTED)
+    run_git(tmp_path, "init", "--quiet")
+    run_git(tmp_path, "add", ".")
+    run_git(tmp_path, "-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "--quiet", "--message", "lessons")
+    return tmp_path
+
+
+def run_git(folder, *words):
+    subprocess.run(["git", "-C", folder, *words], check=True, timeout=60)
+
+
+def test_an_untouched_lesson_is_judged_in_silence(clone, recwarn):
+    assert judged_text(clone, "a") == COMMITTED
+    assert not recwarn.list
+
+
+def test_a_readers_edits_are_not_judged_and_that_is_said(clone, recwarn):
+    (clone / "lessons/a.ipynb").write_text(EDITED)
+    with pytest.warns(UserWarning, match=r"lessons/a.ipynb holds your own edits.*git checkout lessons/a.ipynb"):
+        assert judged_text(clone, "a") == COMMITTED
+    assert judged_text(clone, "b") == COMMITTED
+    assert not recwarn.list, "b is untouched"
+
+
+def test_a_deleted_lesson_is_the_committed_one(clone):
+    (clone / "lessons/a.ipynb").unlink()
+    with pytest.warns(UserWarning, match="own edits"):
+        assert judged_text(clone, "a") == COMMITTED
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_with_its_source_changed_the_file_is_judged(staged, clone, recwarn):
+    (clone / "lessons/a.ipynb").write_text(EDITED)
+    (clone / "lessons/src/a.py").write_text(EDITED)
+    if staged:
+        run_git(clone, "add", "lessons/src/a.py")
+    assert judged_text(clone, "a") == EDITED
+    assert not recwarn.list
+
+
+def test_a_staged_notebook_is_judged(clone, recwarn):
+    """Its outputs follow pkv too, and change where no source does; and a hook must see what will be committed."""
+    (clone / "lessons/a.ipynb").write_text(EDITED)
+    run_git(clone, "add", "lessons/a.ipynb")
+    assert judged_text(clone, "a") == EDITED
+    assert not recwarn.list
+    (clone / "lessons/a.ipynb").write_text("edited again")
+    with pytest.warns(UserWarning, match="own edits"):
+        assert judged_text(clone, "a") == EDITED
+
+
+def test_without_git_the_file_is_judged(clone, monkeypatch, recwarn):
+    (clone / "lessons/a.ipynb").write_text(EDITED)
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        assert judged_text(clone, "a") == EDITED
+    (clone / ".git").rename(clone / "not-git")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(clone.parent))
+    assert judged_text(clone, "a") == EDITED
+    assert without_source(clone, ["a"]) == []
+    assert not recwarn.list
+
+
+def test_a_readers_own_notebook_needs_no_source_a_committed_one_does(clone):
+    (clone / "lessons/Untitled.ipynb").write_text(EDITED)
+    assert without_source(clone, ["a", "b"]) == []
+    assert without_source(clone, ["a"]) == ["b"]
+
+
+@per_lesson
+def test_saving_in_jupyterlab_breaks_nothing(name, lesson):
+    """Where git cannot tell: a save adds to the metadata, and changes no cell."""
+    document = json.loads(nbformat.writes(lesson(name)))
+    document["metadata"]["language_info"] |= {
+        "codemirror_mode": {"name": "ipython", "version": 3},
+        "file_extension": ".py",
+        "mimetype": "text/x-python",
+        "nbconvert_exporter": "python",
+        "pygments_lexer": "ipython3",
+        "version": "3.11.7",
+    }
+    check_fit_to_read(json.dumps(document, indent=1))
