@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 a check failed (`demo`: a stage is wrong; `doctor`: kernel
 """
 
 import argparse
+import difflib
 import importlib
 import os
 import re
@@ -28,9 +29,41 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see `{self.prog} --help`)")
 
+    def check_words(self, words: list[str]) -> None:
+        """Before argparse looks: of a misspelt option it says only that the right one is missing."""
+        option, values = "", list[str]()
+        for word in [*words, "--"]:
+            name, _, value = word.partition("=")
+            if not word.startswith("-") or self._negative_number_matcher.match(word):
+                values.append(word)
+                continue
+            self.refuse_unknown(name)
+            self.refuse_surplus(option, values)
+            option, values = name, [value] if value else []
 
-def make_parser() -> Parser:
-    """All commands and their arguments."""
+    def refuse_unknown(self, option: str) -> None:
+        known = list(self._option_string_actions)
+        if option not in (*known, "--"):
+            written = f"--{option.lstrip('-')}"
+            longer = [name for name in known if name.startswith(written)]
+            similar = longer or difflib.get_close_matches(written, known, n=1, cutoff=0.7)
+            self.error(f"unknown option {option}" + (f": did you mean {similar[0]}?" if similar else ""))
+
+    def refuse_surplus(self, option: str, values: list[str]) -> None:
+        """Every option takes one value or none. Where that is a list, its commas are missing."""
+        action = self._option_string_actions.get(option)
+        n_wanted = 1 if action and action.nargs is None else 0
+        if len(values) <= n_wanted:
+            return
+        hint = ""
+        if action and "," in str(action.metavar):
+            joined = ",".join(value.strip(",") for value in values)
+            hint = f": separate with commas, no spaces, as in {option} {joined}"
+        self.error(f"unexpected {values[n_wanted]!r}{hint}")
+
+
+def make_parser() -> tuple[Parser, dict[str, Parser]]:
+    """All commands and their arguments, and the parser of each command."""
     parser = Parser(prog="pkv", description="Paged decode attention, stage by stage.")
     version = importlib.import_module("pkv").__version__
     parser.add_argument("--version", action="version", version=f"pkv {version}")
@@ -38,20 +71,29 @@ def make_parser() -> Parser:
     for name, command in COMMANDS.items():
         summary = command.HELP[0].upper() + command.HELP[1:] + "."
         command.add_arguments(commands.add_parser(name, help=command.HELP, description=summary))
-    return parser
+    return parser, dict(commands.choices)
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """The command and its arguments."""
+    parser, commands = make_parser()
+    n_before = next((n for n, word in enumerate(words) if not word.startswith("-")), len(words))
+    parser.check_words(words[:n_before])
+    if n_before < len(words) and words[n_before] in commands:
+        commands[words[n_before]].check_words(words[n_before + 1 :])
+    return parser.parse_args(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
-    parser = make_parser()
     words = list(sys.argv[1:] if argv is None else argv)
     is_lab = words[:1] == ["lab"] and words[1:2] not in (["-h"], ["--help"])
     n_own = 1 if is_lab else len(words)  # the rest is JupyterLab's
     try:
-        args = parser.parse_args(words[:n_own])
+        args = parse(words[:n_own])
         args.extra = words[n_own:]
         if args.command is None:
-            parser.print_help()
+            make_parser()[0].print_help()
             return 0
         code = COMMANDS[args.command].execute(args)
         sys.stdout.flush()

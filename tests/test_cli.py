@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import pkv
 from pkv.cli import COMMANDS, main
-from pkv.commands import lab, output
+from pkv.commands import demo, lab, output
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTERS = [field.name for field in dataclasses.fields(pkv.Counters)]
@@ -57,9 +58,24 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("plan --lengths 5 --head-dim 512", ["head_dim = 512", "stage='reference'"]),
         ("plan --lengths 5 --gpu rtx9999", ["--gpu", "'rtx9999'", "rtx3060"]),
         ("plan --lengths 5 --dtype int8", ["--dtype", "'int8'", "float16"]),
-        ("plan --len 5", ["--lengths", "required"]),
-        ("plan --lengths 5 --frob", ["--frob", "pkv --help"]),
-        ("demo 5", ["5"]),
+        ("plan --len 5", ["--len: did you mean --lengths?", "pkv plan --help"]),
+        ("plan --lengthz 5", ["--lengthz: did you mean --lengths?", "pkv plan --help"]),
+        ("plan -lengths 5", ["-lengths: did you mean --lengths?"]),
+        ("plan --lengthz=5 --json", ["--lengthz: did you mean --lengths?"]),
+        ("plan --lengths 5 --frob", ["unknown option --frob (see `pkv plan --help`)"]),
+        ("--frob plan --lengths 5", ["unknown option --frob (see `pkv --help`)"]),
+        ("plan --lengths 5 40", ["'40'", "with commas", "--lengths 5,40", "pkv plan --help"]),
+        ("plan --lengths 5, 40, 7", ["with commas, no spaces", "--lengths 5,40,7"]),
+        ("plan --lengths 5 5 --splits 5", ["--lengths 5,5"]),
+        ("plan --lengths=5 40", ["--lengths 5,40"]),
+        ("plan --lengths 5 --heads 32 8 --json", ["--heads 32,8"]),
+        ("demo --lengths 5 40", ["--lengths 5,40", "pkv demo --help"]),
+        ("plan --lengths 5 --splits 2 3", ["unexpected '3' (see `pkv plan --help`)"]),
+        ("plan --lengths 5 --json 40", ["unexpected '40' (see"]),
+        ("plan 5,40", ["unexpected '5,40'"]),
+        ("demo 5", ["unexpected '5'", "pkv demo --help"]),
+        ("demo --seed -1", ["--seed", "-1", "0 .."]),
+        ("demo --seed 9223372036854775808", ["--seed", "0 .. 2**63 - 1"]),
         ("demo --shape gpt", ["--shape", "'gpt'", "llama3-8b"]),
         ("demo --seed x", ["--seed", "'x'"]),
         ("frobnicate", ["'frobnicate'", "doctor"]),
@@ -80,6 +96,36 @@ def test_bad_input_gets_no_traceback_from_a_shell():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("pkv: error: ")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["demo"], ["lab", "--no-browser"], []], ids=lambda words: " ".join(words) or "none"
+)
+@pytest.mark.parametrize("start", ["module", "script"])
+def test_a_python_without_torch_gets_one_line(start, command, tmp_path):
+    script = tmp_path / "pkv"  # as pip writes it
+    script.write_text("import sys\nfrom pkv.cli import main\nsys.exit(main())\n")
+    started = ["-m", "pkv"] if start == "module" else [str(script)]
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT)}
+    bare = [sys.executable, "-S", *started, *command]  # -S: only the standard library
+    done = subprocess.run(bare, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"pkv: error: {sys.executable} has no torch")
+    assert "without PY=" in done.stderr
+
+
+def test_a_program_without_torch_gets_the_exception(fresh):
+    code = "import sys; sys.modules['torch'] = None; sys.argv = ['mine.py']\nimport pkv"
+    done = fresh(code, ok=False)
+    assert done.code == 1
+    assert "ModuleNotFoundError" in done.err
+
+
+def test_numpy_is_missed_too(fresh):
+    code = "import sys; sys.modules['numpy'] = None; sys.argv = ['/somewhere/bin/pkv', 'demo']\nimport pkv"
+    done = fresh(code, ok=False)
+    assert (done.code, "has no numpy" in done.err, "Traceback" in done.err) == (2, True, False)
 
 
 def test_a_fault_of_pkv_itself_is_not_hidden(monkeypatch):
@@ -112,6 +158,18 @@ def test_version_and_help(capsys):
             main([name, "--help"])
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 100
+
+
+@pytest.mark.parametrize("command", ["demo", "plan"])
+def test_help_names_every_default(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    listed = re.split(r" (?=--?[a-z])", out.partition("options:")[2])[1:]
+    silent = [text for text in listed if "default" not in text and not text.startswith(("-h", "--help", "--json"))]
+    assert [text.split()[0] for text in silent] == (["--lengths"] if command == "plan" else []), "plan requires it"
+    if command == "demo":
+        assert all(",".join(map(str, lengths)) in out for lengths in demo.LENGTHS.values())
 
 
 def test_a_reader_that_stops_reading_is_no_error():
@@ -162,6 +220,7 @@ def clone(tmp_path, monkeypatch):
     lesson.touch()
     monkeypatch.setattr(lab, "CLONE", tmp_path)
     monkeypatch.setattr(lab, "find_spec", lambda name: name)  # installed
+    monkeypatch.setattr(lab, "is_root", lambda: False)
     return tmp_path
 
 
@@ -198,6 +257,17 @@ def test_lab_starts_at_lesson_00_and_passes_the_rest_on(words, passed_on, clone,
     assert capsys.readouterr().out == f"JupyterLab at {clone / lab.FIRST_LESSON}; Ctrl-C ends it\n"
 
 
+@pytest.mark.parametrize("given", [[], ["--allow-root"], ["--allow-root=True", "--no-browser"], ["--no-browser"]])
+def test_lab_as_root_tells_jupyterlab_that_it_is_meant(given, clone, executed, monkeypatch, capsys):
+    monkeypatch.setattr(lab, "is_root", lambda: True)
+    with pytest.raises(SystemExit):
+        main(["lab", *given])
+    [command] = executed
+    says_so = given[:1] == [] or not given[0].startswith("--allow-root")
+    assert command[5:] == ["--allow-root"] * says_so + given
+    assert ("gets --allow-root" in capsys.readouterr().out) == says_so
+
+
 def test_lab_takes_the_current_folder_where_the_package_has_no_lessons(clone, executed, monkeypatch, tmp_path):
     monkeypatch.setattr(lab, "CLONE", tmp_path / "site-packages")
     monkeypatch.chdir(clone)
@@ -215,7 +285,9 @@ def test_lab_without_lessons_says_where_it_looked(monkeypatch, tmp_path, capsys,
 
 def test_lab_without_jupyterlab_says_what_to_install(clone, monkeypatch, capsys, executed):
     monkeypatch.setattr(lab, "find_spec", lambda name: None)
-    assert 'pip install "pkv[lessons]"' in error_of(capsys, "lab")
+    error = error_of(capsys, "lab")
+    assert f"{sys.executable} -m pip install -e '{clone}[lessons]'" in error
+    assert "without PY=" in error
     assert executed == []
 
 

@@ -161,9 +161,15 @@ def test_what_would_take_the_interpreter_long_is_refused_with_the_estimate(on_a_
 
 
 def test_what_does_not_fit_memory_is_refused(on_a_cpu, capsys):
-    error = refused(capsys, "--lengths", "2000000000", "--stage", "reference")
-    assert "GiB" in error
-    assert "shorten" in error
+    for stages in ([], ["--stage", "reference"]):
+        error = refused(capsys, "--lengths", "2000000000", *stages)
+        assert "GiB" in error
+        assert error.endswith(": shorten them\n"), "--shape toy is the default"
+    assert "take --shape toy" in refused(capsys, "--lengths", "2000000000", "--shape", "llama3-8b")
+
+
+def test_what_takes_long_at_toy_size_is_not_told_to_take_it(on_a_cpu, capsys):
+    assert "--shape toy" not in refused(capsys, "--lengths", "200000")
 
 
 def test_the_estimate_is_of_the_right_size():

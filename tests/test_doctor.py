@@ -213,7 +213,9 @@ def test_flashinfer_not_installed(monkeypatch):
     assert machine.probe_flashinfer(None, []) == FlashInfer(
         False, machine.version_of("flashinfer-python"), "not installed"
     )
-    assert 'pip install "pkv[gpu]"' in told(replace(WITH_GPU, flashinfer=FlashInfer(False, None, "not installed")))
+    assert "in pkv's clone: pip install -e '.[gpu]'" in told(
+        replace(WITH_GPU, flashinfer=FlashInfer(False, None, "not installed"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -318,7 +320,7 @@ def test_compilers_matter_only_with_a_gpu(name):
 @pytest.mark.parametrize("name", ["jupyterlab", "ipywidgets", "jupyterlab_widgets", "matplotlib"])
 @pytest.mark.parametrize("base", [WITH_GPU, WITHOUT_GPU], ids=["gpu", "cpu"])
 def test_what_lessons_need_matters_everywhere(base, name):
-    assert 'pip install "pkv[lessons]"' in told(without(base, name))
+    assert "in pkv's clone: pip install -e '.[lessons]'" in told(without(base, name))
 
 
 def test_a_missing_package_has_no_version():

@@ -19,7 +19,7 @@ def lengths_of(text: str) -> list[int]:
             length = int(entry)
         except ValueError:
             raise argparse.ArgumentTypeError(
-                f"{where} is not a whole number of tokens; write one per row, such as 5,40,1000"
+                f"{where} is not a whole number of tokens; write one per row, no spaces, such as 5,40,1000"
             ) from None
         if not 0 <= length <= MOST_TOKENS:
             raise argparse.ArgumentTypeError(f"{where} must lie in 0 .. 2**31 - 1 tokens")
@@ -48,6 +48,17 @@ def at_least_1(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} must be at least 1")
+    return value
+
+
+def seed_of(text: str) -> int:
+    """A seed that both torch and numpy take."""
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"{value} must lie in 0 .. 2**63 - 1")
     return value
 
 

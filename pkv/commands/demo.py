@@ -15,7 +15,7 @@ import torch
 from pkv._triton import triton
 from pkv.accuracy import Yardstick
 from pkv.cache import PagedKVCache
-from pkv.commands.arguments import DTYPES, add_json, lengths_of
+from pkv.commands.arguments import DTYPES, add_json, lengths_of, seed_of
 from pkv.commands.batches import poisoned_batch
 from pkv.commands.limits import refuse_what_does_not_fit, refuse_what_takes_long
 from pkv.commands.machine import device_label
@@ -27,6 +27,7 @@ from pkv.stages import STAGES
 
 HELP = "run every stage on one ragged batch, and check each against fp64"
 SHAPES = {"toy": (8, 2, 64, 16), "llama3-8b": (32, 8, 128, 16)}  # query heads, KV heads, head_dim, page size
+SHAPE_ON = {"cpu": "toy", "cuda": "llama3-8b"}
 LENGTHS = {"cpu": [100, 0, 37, 16, 250, 1], "cuda": [65536, 9000, 2100, 12000, 0, 1, 30000, 4096]}
 INTERPRETED_TIME = "interpreter: not a speed"
 GPU_TIME = "median of CUDA graph replays, cold L2, without planning"
@@ -54,29 +55,40 @@ class Result:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("--lengths", type=lengths_of, metavar="N,N,...", help="tokens of each row")
+    on_cpu, on_gpu = (",".join(map(str, LENGTHS[device])) for device in ("cpu", "cuda"))
     parser.add_argument(
-        "--shape", choices=list(SHAPES), metavar="NAME", help=f"{', '.join(SHAPES)} (default on a CPU: toy)"
+        "--lengths", type=lengths_of, metavar="N,N,...",
+        help=f"tokens of each row (default on a CPU: {on_cpu}; on a GPU: {on_gpu})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), metavar="NAME",
+        help=f"{', '.join(SHAPES)} (default on a CPU: {SHAPE_ON['cpu']}; on a GPU: {SHAPE_ON['cuda']})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=DTYPES[0], metavar="NAME", help=f"{', '.join(DTYPES)} (default {DTYPES[0]})"
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="float16", metavar="NAME", help=", ".join(DTYPES))
     parser.add_argument(
         "--stage", choices=list(STAGES), action="append", metavar="NAME",
-        help=f"only this one (may be repeated): {', '.join(STAGES)}",
+        help=f"only this one (may be repeated): {', '.join(STAGES)} (default: all)",
     )  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the random tokens and pages (default 0)")
+    parser.add_argument(
+        "--seed", type=seed_of, default=0, metavar="N", help="of the random tokens and pages (default 0)"
+    )
     add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Run, check, print; 1 if a stage is wrong."""
     device = kernel_device()
-    shape_name = args.shape or ("toy" if device.type == "cpu" else "llama3-8b")
+    shape_name = args.shape or SHAPE_ON[device.type]
     shape = Shape(*SHAPES[shape_name], args.dtype)
     lengths = LENGTHS[device.type] if args.lengths is None else args.lengths
     names = list(dict.fromkeys(args.stage or STAGES))
-    refuse_what_does_not_fit(lengths, shape, device)
+    smaller = "" if shape_name == "toy" else ", take --shape toy"
+    refuse_what_does_not_fit(lengths, shape, device, f"shorten them{smaller}")
     if device.type == "cpu":
-        refuse_what_takes_long({name: plan(lengths, shape, name) for name in names})
+        remedy = f"shorten them{smaller}, run fewer stages (--stage), or use a machine with a GPU"
+        refuse_what_takes_long({name: plan(lengths, shape, name) for name in names}, remedy)
 
     progress = Progress(len(names) + 1)
     try:

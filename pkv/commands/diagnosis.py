@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from pkv.commands.machine import Machine
 
-LESSONS = 'pip install "pkv[lessons]"'
+EXTRA = "in pkv's clone: pip install -e '.[{}]'"  # pkv is in no index
+LESSONS = EXTRA.format("lessons")
 TESTED = "take the versions that pkv is tested with; in its clone: pip install -c constraints.txt torch triton numpy"
 OLDER_NUMPY = "this Triton's interpreter needs an older numpy: pip install 'numpy<2.5' (or a newer torch and triton)"
 WIDGETS_OF = {7: 1, 8: 3}  # major of ipywidgets -> major of jupyterlab_widgets
@@ -114,9 +115,9 @@ def problems_of_flashinfer(machine: Machine) -> list[Problem]:
         return []
     if state.reason == "not installed":
         what = "FlashInfer is not installed: there is nothing to compare with"
-        return [Problem(what, 'pip install "pkv[gpu]"')] if machine.gpu else []
+        return [Problem(what, EXTRA.format("gpu"))] if machine.gpu else []
     if "fails" in state.reason or "takes" in state.reason:
-        remedy = 'pip install --force-reinstall "pkv[gpu]", or uninstall flashinfer-python; pkv works without it'
+        remedy = "pip install --force-reinstall flashinfer-python, or uninstall it; pkv works without it"
         return [Problem(f"FlashInfer: {state.reason}", remedy)]
     return []
 

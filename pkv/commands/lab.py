@@ -22,14 +22,25 @@ def execute(args: argparse.Namespace) -> int:
     """Become JupyterLab."""
     root = find_root([CLONE, Path.cwd()])
     if find_spec("jupyterlab") is None:
-        raise CommandError('JupyterLab is not installed for this Python: pip install "pkv[lessons]"')
+        raise CommandError(
+            f"JupyterLab is not installed for {sys.executable}: `make lab` without PY= puts it into .venv; "
+            f"or install it: {sys.executable} -m pip install -e '{root}[lessons]'"
+        )
     extra = args.extra[1:] if args.extra[:1] == ["--"] else args.extra
+    if is_root() and not any(word.startswith("--allow-root") for word in extra):
+        extra = ["--allow-root", *extra]
+        print("You are root, which JupyterLab refuses unless told that it is meant: it gets --allow-root")
     command = [
         sys.executable, "-m", "jupyterlab",
         f"--ServerApp.root_dir={root}", f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}", *extra,
     ]  # fmt: skip
     print(f"JupyterLab at {root / FIRST_LESSON}; Ctrl-C ends it", flush=True)
     os.execv(command[0], command)  # in our place, so that Ctrl-C is JupyterLab's
+
+
+def is_root() -> bool:
+    """As in most containers. Windows has no such user."""
+    return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
 def find_root(folders: list[Path]) -> Path:

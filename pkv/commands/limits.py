@@ -14,7 +14,7 @@ MOST_SECONDS = 120.0
 GIB = 2**30
 
 
-def refuse_what_does_not_fit(lengths: list[int], shape: Shape, device: torch.device) -> None:
+def refuse_what_does_not_fit(lengths: list[int], shape: Shape, device: torch.device, remedy: str) -> None:
     """Say that memory is too small, before something is killed for it."""
     if device.type == "cpu":
         there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None
@@ -24,19 +24,18 @@ def refuse_what_does_not_fit(lengths: list[int], shape: Shape, device: torch.dev
     if there is not None and needed > there:
         raise CommandError(
             f"--lengths of {sum(lengths):,} tokens need {needed / GIB:.0f} GiB to check, and {device.type} has "
-            f"{there / GIB:.0f}: shorten them, or take --shape toy"
+            f"{there / GIB:.0f}: {remedy}"
         )
 
 
-def refuse_what_takes_long(plans: dict[str, Plan]) -> None:
+def refuse_what_takes_long(plans: dict[str, Plan], remedy: str) -> None:
     """Triton's interpreter is slow: say how slow, before it begins."""
     seconds = {name: interpreted_seconds(made) for name, made in plans.items()}
     if sum(seconds.values()) > MOST_SECONDS:
         each = ", ".join(f"{name} {minutes_of(value)}" for name, value in seconds.items() if value >= 1)
         raise CommandError(
             f"--lengths of {int(next(iter(plans.values())).lengths.sum()):,} tokens would take about "
-            f"{minutes_of(sum(seconds.values()))} in Triton's interpreter ({each}): shorten them, take --shape toy, "
-            "run fewer stages (--stage), or use a machine with a GPU"
+            f"{minutes_of(sum(seconds.values()))} in Triton's interpreter ({each}): {remedy}"
         )
 
 

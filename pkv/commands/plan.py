@@ -6,6 +6,7 @@ import dataclasses
 from pkv.commands import CommandError
 from pkv.commands.arguments import DTYPES, add_json, at_least_1, heads_of, lengths_of
 from pkv.commands.output import print_json
+from pkv.configs import DEFAULT_TILE
 from pkv.decoding import DEFAULT_STAGE, plan
 from pkv.gpus import gpu_names
 from pkv.shapes import Shape
@@ -18,10 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("--lengths", type=lengths_of, required=True, metavar="N,N,...", help="tokens of each row")
     parser.add_argument(
-        "--stage", choices=list(STAGES), default=DEFAULT_STAGE, metavar="NAME", help=f"one of {', '.join(STAGES)}"
+        "--stage",
+        choices=list(STAGES),
+        default=DEFAULT_STAGE,
+        metavar="NAME",
+        help=f"{', '.join(STAGES)} (default {DEFAULT_STAGE})",
     )
     parser.add_argument("--splits", type=at_least_1, metavar="N", help="splits of a row (default: fill the GPU once)")
-    parser.add_argument("--tile", type=at_least_1, metavar="N", help="tokens per tile: 16, 32 or 64")
+    parser.add_argument(
+        "--tile", type=at_least_1, metavar="N", help=f"tokens per tile: 16, 32 or 64 (default {DEFAULT_TILE})"
+    )
     parser.add_argument(
         "--gpu", choices=gpu_names(), metavar="NAME",
         help=f"GPU to plan for: {', '.join(gpu_names())} (default: the one at hand, else rtx3060)",
@@ -31,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--head-dim", type=at_least_1, default=128, metavar="N", help="default 128")
     parser.add_argument("--page-size", type=at_least_1, default=16, metavar="N", help="tokens per page (default 16)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float16", metavar="NAME", help=", ".join(DTYPES))
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=DTYPES[0], metavar="NAME", help=f"{', '.join(DTYPES)} (default {DTYPES[0]})"
+    )
     add_json(parser)
 
 
