@@ -36,8 +36,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, text in report.user_properties
         if name == TABLES
     ]
-    if tables:
-        terminalreporter.section("compiled without a GPU")
+    if tables and terminalreporter.verbosity > 0:
+        terminalreporter.section("what the compiler makes of the usual tiles, for each card (no GPU was used)")
         for text in tables:
             terminalreporter.write_line(text)
 

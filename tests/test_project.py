@@ -8,9 +8,11 @@ import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from conftest import TABLES, pytest_terminal_summary
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -108,17 +110,65 @@ def readme_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_readme_example_runs(tmp_path):
+def test_readme_examples_run_one_after_the_other(tmp_path):
     script = tmp_path / "mine.py"
     blocks = readme_blocks("python")
-    assert blocks
-    script.write_text(blocks[0])
+    assert len(blocks) == 2
+    script.write_text("".join(blocks))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     assert "torch.Size([3, 8, 64])" in done.stdout
+    assert "'split_kv'" in done.stdout.splitlines()[-1], "the stages"
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
+def test_prose_writes_commands_as_they_can_be_typed(name):
+    """make puts pkv into .venv/bin, which is on no PATH."""
+    assert not re.findall(r"(?<![\w/.-])pkv (?:--help|--version|doctor|demo|plan|lab)\S*", (ROOT / name).read_text())
+
+
+def test_lint_reads_all_python_of_the_project_and_none_of_a_reader():
+    printed = subprocess.run(["make", "-n", "lint"], cwd=ROOT, capture_output=True, text=True, timeout=30).stdout
+    of_ruff = [line.split(" --check ")[-1].split(" check ")[-1] for line in printed.splitlines() if " ruff " in line]
+    assert len(of_ruff) == 2
+    for words in of_ruff:
+        assert set(words.split()) == {"pkv", "tests", "lessons/src", "lessons/build.py"}
+    outside = [path for path in [*ROOT.glob("*.py"), *(ROOT / "docs").rglob("*.py")] if is_tracked(path)]
+    assert not outside, "lint does not read it"
+
+
+def is_tracked(path: Path) -> bool:
+    return subprocess.run(["git", "ls-files", "--error-unmatch", path], cwd=ROOT, capture_output=True).returncode == 0
+
+
+class Reporter:
+    """pytest's, as far as the summary asks it."""
+
+    def __init__(self, verbosity: int) -> None:
+        report = SimpleNamespace(when="call", user_properties=[(TABLES, "sm_80 2 bytes, 16 heads")])
+        self.verbosity, self.stats, self.said = verbosity, {"passed": [report]}, []
+
+    def section(self, title: str) -> None:
+        self.said.append(title)
+
+    def write_line(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.mark.parametrize("verbosity", [-1, 0, 1])
+def test_compile_figures_are_listed_when_asked_for_and_under_a_heading(verbosity):
+    reporter = Reporter(verbosity)
+    pytest_terminal_summary(reporter)
+    if verbosity < 1:
+        assert reporter.said == []
+    else:
+        heading, figures = reporter.said
+        assert "compiler" in heading
+        assert "each card" in heading
+        assert figures == "sm_80 2 bytes, 16 heads"
 
 
 def test_readme_links_and_picture_exist():
@@ -130,7 +180,7 @@ def test_readme_links_and_picture_exist():
 
 def test_readme_map_is_the_tree():
     """Each path of the map exists, and each module of the library is on it."""
-    listed, folder = set(), ""
+    lines, listed, folder = [], set(), ""
     for line in next(block for block in readme_blocks("text") if "pkv/" in block).splitlines():
         found = re.match(r"^( *)([\w./*-]+)", line)
         if not found:
@@ -141,6 +191,8 @@ def test_readme_map_is_the_tree():
             listed.add(name)
         else:
             listed.add(folder + name)
+        lines.append(folder * (indent > 0) + name)
+    assert len(lines) == len(set(lines)), "listed twice"
     missing = [path for path in listed if not list(ROOT.glob(path.rstrip("/")))]
     assert not missing, f"on the map, not in the tree: {missing}"
     on_map = {path.relative_to(ROOT) for name in listed for path in ROOT.glob(name.rstrip("/"))}
