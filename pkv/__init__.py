@@ -9,14 +9,8 @@ torch.Size([2, 8, 64])
 
 import sys
 
-try:
-    from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
-    from pkv.cache import PagedKVCache
-except ModuleNotFoundError as error:
-    from pkv.commands.required import end_command
-
-    end_command(error)
-    raise
+from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
+from pkv.cache import PagedKVCache
 from pkv.counters import Counters
 from pkv.decoding import decode, plan, run
 from pkv.gpus import GpuProfile

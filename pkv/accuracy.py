@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pkv.arguments import resolve_scale
+from pkv.arguments import check_arrays, resolve_scale
 from pkv.cache import PagedKVCache
 from pkv.stages.s0_reference import attend_row
 
@@ -41,6 +41,7 @@ class Yardstick:
     """
 
     def __init__(self, q: torch.Tensor, cache: PagedKVCache, scale: float | None = None) -> None:
+        check_arrays(q, cache, None)
         scale = resolve_scale(scale, q.shape[-1])
         self.out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
         self.lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64, device=q.device)
@@ -64,6 +65,9 @@ class Yardstick:
 
     def measure(self, out: torch.Tensor, lse: torch.Tensor) -> Accuracy:
         """Errors of one result; NaN anywhere, or an infinity in the wrong place, makes them NaN or inf."""
+        if out.shape != self.out.shape or lse.shape != self.lse.shape:
+            shapes = f"{list(self.out.shape)} and {list(self.lse.shape)}"
+            raise ValueError(f"out {list(out.shape)} and lse {list(lse.shape)} must be {shapes}")
         same_infinity = (lse == self.lse.to(lse.dtype)) & torch.isinf(self.lse)
         lse_error = torch.where(same_infinity, 0.0, lse.double() - self.lse)
         return Accuracy(_largest(out.double() - self.out), self.tolerance, _largest(lse_error), self.tolerance_lse)
@@ -71,13 +75,14 @@ class Yardstick:
 
 def _eager_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The same formula the plain way: operands and weights in q's dtype, sums in fp32, as a tensor core does."""
+    q, k, v = q.detach(), k.detach(), v.detach()
     group = q.shape[0] // k.shape[1]
     keys = k.float().repeat_interleave(group, dim=1)
     values = v.float().repeat_interleave(group, dim=1)
-    scores = scale * torch.einsum("hd,thd->ht", q.float(), keys)
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.softmax(scores, dim=-1).to(q.dtype).float()
-    return torch.einsum("ht,thd->hd", weights, values).to(q.dtype), lse
+    with torch.autocast(q.device.type, enabled=False):
+        scores = scale * torch.einsum("hd,thd->ht", q.float(), keys)
+        weights = torch.softmax(scores, dim=-1).to(q.dtype).float()
+        return torch.einsum("ht,thd->hd", weights, values).to(q.dtype), torch.logsumexp(scores, dim=-1)
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -15,6 +15,7 @@ from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+LARGEST_PAGE = 2**30  # tokens
 LARGEST_SCALE = 1e38  # times log2(e) it must still be an fp32 number
 
 
@@ -34,6 +35,8 @@ def check_kernel_shape(shape: Shape) -> None:
         raise ValueError(
             f"head_dim = {shape.head_dim} is above {LARGEST_HEAD_DIM}, the most the kernels take; use stage='reference'"
         )
+    if shape.page_size > LARGEST_PAGE:
+        raise ValueError(f"page_size = {shape.page_size} is above {LARGEST_PAGE}, the most the kernels take")
     if shape.dtype not in KERNEL_DTYPES:
         raise TypeError(f"dtype {shape.dtype} has no kernel (float16, bfloat16, float32 have); use stage='reference'")
 
@@ -60,6 +63,8 @@ def check_arrays(q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None)
         raise ValueError(
             f"q lies on {q.device}, the cache on {cache.device}: move one, e.g. q.to({str(cache.device)!r})"
         )
+    if q.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"q lies on {q.device}: decoding runs on a CUDA GPU, or on the CPU")
     if out is not None:
         if not isinstance(out, torch.Tensor):
             raise TypeError(f"out must be a tensor like q, got {type(out).__name__}")
@@ -68,8 +73,35 @@ def check_arrays(q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None)
                 f"out is {list(out.shape)} {out.dtype} on {out.device}, "
                 f"must be like q: {list(q.shape)} {q.dtype} on {q.device}"
             )
-        if any(size > 1 and stride == 0 for size, stride in zip(out.shape, out.stride(), strict=True)):
-            raise ValueError("out is an expanded tensor whose elements share memory; pass a tensor of its own")
+        check_writable(out, cache)
+
+
+def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
+    """Writing `out` changes nothing else, and nothing else changes `out`."""
+    if out.requires_grad or out.is_neg():
+        kind = "requires grad" if out.requires_grad else "is a lazily negated view"
+        raise ValueError(
+            f"out {kind}, and kernels write memory as it is: pass a plain tensor, e.g. torch.empty_like(q)"
+        )
+    reach = 0
+    for size, stride in sorted(zip(out.shape, out.stride(), strict=True), key=lambda axis: axis[1]):
+        if size > 1 and stride <= reach:
+            raise ValueError("out is an expanded tensor, or its elements share memory; pass a tensor of its own")
+        reach += (size - 1) * stride
+    for name in ("k_pages", "v_pages", "block_table", "lengths"):
+        if may_overlap(out, getattr(cache, name)):
+            raise ValueError(f"out lies in the memory of cache.{name}: pass a tensor of its own")
+
+
+def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do the address ranges of two tensors meet? Interleaved views count as meeting."""
+    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr() or not a.numel() or not b.numel():
+        return False
+    (first_a, last_a), (first_b, last_b) = (
+        (x.data_ptr(), x.data_ptr() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) * x.itemsize)
+        for x in (a, b)
+    )
+    return first_a <= last_b and first_b <= last_a
 
 
 def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) -> None:

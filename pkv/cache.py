@@ -12,7 +12,8 @@ row's pages may hold anything and never reach a result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -119,7 +120,8 @@ class PagedKVCache(PagedTensors):
         pool = self._owned_pool("add")
         self._check_new_tokens(k, v, "len")
         row, tokens = pool.open(len(k)), np.arange(len(k))
-        self._write(pool.table[row, tokens // self.page_size], tokens % self.page_size, k, v)
+        with _undoing(lambda: pool.close(row)):
+            self._write(pool.table[row, tokens // self.page_size], tokens % self.page_size, k, v)
         self._publish(pool, [row])
         return row
 
@@ -143,7 +145,8 @@ class PagedKVCache(PagedTensors):
             self._check_new_tokens(k, v, wanted.size)
         if wanted.size:
             pages, slots, growing = pool.extend(wanted)
-            self._write(pages, slots, k, v)
+            with _undoing(lambda: pool.retract(wanted, growing)):
+                self._write(pages, slots, k, v)
             self._publish(pool, growing)
 
     def fork(self, row: int) -> int:
@@ -157,8 +160,9 @@ class PagedKVCache(PagedTensors):
         n_full, n_partial = divmod(int(pool.lengths[row]), self.page_size)
         if n_partial:
             source, target = pool.table[row, n_full], pool.table[child, n_full]
-            for x in (self.k_nhd, self.v_nhd):
-                x[target, :n_partial] = x[source, :n_partial]
+            with _undoing(lambda: pool.close(child)), torch.no_grad():
+                for x in (self.k_nhd, self.v_nhd):
+                    x[target, :n_partial] = x[source, :n_partial]
         self._publish(pool, [child])
         return child
 
@@ -201,8 +205,15 @@ class PagedKVCache(PagedTensors):
 
     def _write(self, pages: np.ndarray, slots: np.ndarray, k: Tensor, v: Tensor) -> None:
         page_ids, slot_ids = upload(np.stack([pages, slots]).astype(np.int64), self.device)
-        self.k_nhd[page_ids, slot_ids] = k.detach()
-        self.v_nhd[page_ids, slot_ids] = v.detach()
+        with torch.no_grad():
+            # what is a view of the pages, such as a page to copy, is copied first
+            k, v = (x.clone() if self._shares_pages(x) else x for x in (k, v))
+            self.k_nhd[page_ids, slot_ids] = k
+            self.v_nhd[page_ids, slot_ids] = v
+
+    def _shares_pages(self, x: Tensor) -> bool:
+        pools = [pages.untyped_storage().data_ptr() for pages in (self.k_pages, self.v_pages)]
+        return self.device.type != "meta" and x.untyped_storage().data_ptr() in pools
 
     def _publish(self, pool: PagePool, rows: Sequence[int] | np.ndarray) -> None:
         """Bring the table of `rows` and all lengths to the device, in place and without waiting for it."""
@@ -215,3 +226,13 @@ class PagedKVCache(PagedTensors):
     def _check_new_tokens(self, k: Tensor, v: Tensor, n_tokens: int | str) -> None:
         check_tensor("k", k, (n_tokens, self.n_kv_heads, self.head_dim), self.dtype, self.device)
         check_tensor("v", v, k.shape, self.dtype, self.device)
+
+
+@contextmanager
+def _undoing(undo: Callable[[], None]) -> Iterator[None]:
+    """Undo what the pool has noted already if writing the pages fails, for want of memory, say."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise

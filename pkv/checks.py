@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+LONGEST_ROW = 2**31 - 64  # tokens: the end of a row's last tile is an int32 too
 Ints: TypeAlias = Sequence[int] | np.ndarray | Tensor
 
 
@@ -17,7 +18,7 @@ def at_least(minimum: int, name: str, value: int) -> int:
     """`value` as an int; TypeError if it is none, ValueError if it is too small."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    value = operator.index(value)
+    value = int(operator.index(value))
     if value < minimum:
         raise ValueError(f"{name} = {value} is too small: pass {minimum} or more")
     return value
@@ -52,5 +53,8 @@ def check_tensor(
         raise ValueError(f"{name} has shape {list(x.shape)}, expected [{', '.join(map(str, shape))}]")
     if dtype is not None and x.dtype != dtype:
         raise TypeError(f"{name} is {x.dtype}, expected {dtype}: pass {name}.to({dtype})")
+    if x.is_neg() or x.layout != torch.strided:
+        remedy = f"{name}.resolve_neg()" if x.is_neg() else f"{name}.to_dense()"
+        raise ValueError(f"{name} is no plain tensor, and kernels read memory as it is: pass {remedy}")
     if device is not None and x.device != device:
         raise ValueError(f"{name} is on {x.device}, the others on {device}: pass {name}.to({str(device)!r})")

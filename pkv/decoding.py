@@ -5,23 +5,25 @@ q, cache -> stage.plan(lengths, shape) -> Plan -> stage.launch(q, cache, plan, .
 
 import functools
 import inspect
+import threading
 from typing import Any
 
 import torch
 
-from pkv._triton import require_launchable
-from pkv.arguments import check_arrays, check_kernel_shape, check_plan, resolve_scale
+from pkv._triton import INTERPRETED, require_launchable
+from pkv.arguments import check_arrays, check_kernel_shape, check_plan, may_overlap, resolve_scale
 from pkv.cache import PagedKVCache
-from pkv.checks import Ints, at_least
+from pkv.checks import LONGEST_ROW, Ints, at_least
 from pkv.gpus import GpuProfile, gpu_of
 from pkv.merging import MOST_DIM_BLOCKS
-from pkv.plans import LONGEST_ROW, Plan, int_lengths
+from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
 from pkv.stages import STAGES
 
 DEFAULT_STAGE = "split_kv"  # the best stage that needs nothing from the host
 LARGEST_GRID = 2**31 - 1
 MOST_SPLITS = 2**16
+INTERPRETER_LOCK = threading.Lock()
 
 
 def plan(
@@ -54,6 +56,7 @@ def plan(
             "use fewer splits, or decode the rows in parts"
         )
     made: Plan = module.plan(row_lengths, shape, **options)
+    object.__setattr__(made, "_is_sound", True)
     return made
 
 
@@ -79,20 +82,46 @@ def run(
     module = find_stage(plan.stage)
     if check or q.device.type == "cpu":
         cache.validate()
-        plan.validate()
+    if not plan._is_sound:
+        check_items(plan)
     scale = resolve_scale(scale, q.shape[-1])
     if plan.stage != "reference":
         require_launchable(q.device)
+    if q.is_neg() or (out is not None and may_overlap(q, out)):
+        q = q.clone()  # plain memory, which no program reads after another has written it
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty(q.shape[:2], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
     if not plan.lengths.any():  # nothing to read: no launch
         return out.zero_(), lse.fill_(-torch.inf)
-    if q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
-        with torch.cuda.device(q.device):
+    with torch.no_grad():
+        if INTERPRETED:
+            _launch_interpreted(module, q, cache, plan, scale, out, lse)
+        elif q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
+            with torch.cuda.device(q.device):
+                module.launch(q, cache, plan, scale, out, lse)
+        else:
             module.launch(q, cache, plan, scale, out, lse)
-    else:
-        module.launch(q, cache, plan, scale, out, lse)
     return out, lse
+
+
+def _launch_interpreted(module: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, *rest: Any) -> None:
+    """Triton's interpreter keeps global state, and rounds to bfloat16 wrongly: one thread at a time, torch rounds."""
+    scale, out, lse = rest
+    target = torch.empty_like(out, dtype=torch.float32) if out.dtype == torch.bfloat16 else out
+    with INTERPRETER_LOCK:
+        module.launch(q, cache, plan, scale, target, lse)
+    if target is not out:
+        out.copy_(target)
+
+
+def check_items(plan: Plan) -> None:
+    """A plan from elsewhere (JSON, dataclasses.replace) is sound, and its items are those that the kernel will find."""
+    plan.validate()
+    module = find_stage(plan.stage)
+    fault = module.fault_of_items(plan) if hasattr(module, "fault_of_items") else None
+    if fault:
+        raise ValueError(f"plan of stage {plan.stage!r}: {fault}; make it with pkv.plan")
+    object.__setattr__(plan, "_is_sound", True)
 
 
 def decode(
@@ -156,6 +185,6 @@ def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
 
 def find_stage(name: str) -> Any:
     """The module of a stage; ValueError lists the names there are."""
-    if name not in STAGES:
+    if not isinstance(name, str) or name not in STAGES:
         raise ValueError(f"stage = {name!r} does not exist; choose one of {', '.join(STAGES)}")
     return STAGES[name]

@@ -11,6 +11,8 @@ from importlib import resources
 
 import torch
 
+from pkv.checks import at_least
+
 DEFAULT_GPU = "rtx3060"
 
 
@@ -51,8 +53,8 @@ class GpuProfile:
     n_sms: int
 
     def __post_init__(self) -> None:
-        if self.n_sms < 1:
-            raise ValueError(f"n_sms = {self.n_sms}: a GPU has at least one SM")
+        object.__setattr__(self, "arch", at_least(1, "arch", self.arch))
+        object.__setattr__(self, "n_sms", at_least(1, "n_sms", self.n_sms))
 
     @property
     def limits(self) -> ArchLimits:

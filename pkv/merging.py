@@ -39,7 +39,12 @@ def merge(states: Sequence[State]) -> State:
     states = list(states)
     if not states:
         raise ValueError("states is empty: merge needs at least one (out, lse) pair")
-    for index, (out, lse) in enumerate(states):
+    for index, state in enumerate(states):
+        if len(state) != 2 or not all(isinstance(x, torch.Tensor) and x.is_floating_point() for x in state):
+            raise TypeError(f"states[{index}] must be a pair (out, lse) of floating-point tensors")
+        out, lse = state
+        if out.dtype != states[0][0].dtype:
+            raise TypeError(f"states[{index}]: out is {out.dtype}, states[0] has {states[0][0].dtype}: convert one")
         if out.shape != states[0][0].shape or lse.shape != out.shape[:-1]:
             raise ValueError(
                 f"states[{index}]: out {list(out.shape)} and lse {list(lse.shape)} do not fit; "

@@ -32,8 +32,6 @@ class PagedTensors:
         _check_arguments(k_pages, v_pages, block_table, lengths, layout)
         self.k_pages, self.v_pages, self.layout = k_pages, v_pages, layout
         self.block_table, self.lengths = block_table, lengths
-        # Views in NHD order whatever the layout: everybody, kernels too, takes shapes and strides from these.
-        self.k_nhd, self.v_nhd = (x if layout == "NHD" else x.transpose(1, 2) for x in (k_pages, v_pages))
         self.n_pages, self.page_size, self.n_kv_heads, self.head_dim = self.k_nhd.shape
         self.n_rows, self.max_pages = block_table.shape
         self.capacity = self.max_pages * self.page_size  # tokens that one row can hold
@@ -48,6 +46,25 @@ class PagedTensors:
             pages_used(known, self.page_size, self.max_pages, name="host_lengths")
             if self.device.type == "cpu":
                 check_agreement(known, lengths.numpy())
+
+    @property
+    def k_nhd(self) -> Tensor:
+        """k_pages in NHD order whatever the layout: everybody, kernels too, takes shapes and strides from this view."""
+        return self.k_pages if self.layout == "NHD" else self.k_pages.transpose(1, 2)
+
+    @property
+    def v_nhd(self) -> Tensor:
+        """v_pages in NHD order."""
+        return self.v_pages if self.layout == "NHD" else self.v_pages.transpose(1, 2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        in_step = self._count_edits() == self._seen_edits
+        return {**self.__dict__, "_seen_edits": None if in_step else (-1, -1)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if state["_seen_edits"] is None:  # a copy counts its edits anew
+            self._seen_edits = self._count_edits()
 
     @property
     def n_free_pages(self) -> int | None:

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from pkv.checks import LONGEST_ROW
+
 UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
 
 
@@ -23,11 +25,13 @@ def pages_used(
     """Pages of each row, int64; ValueError if a length is negative or beyond the table. Rows count from `begin`."""
     lengths = lengths.astype(np.int64)
     n_used = -(-lengths // page_size)
-    bad = np.flatnonzero((lengths < 0) | (n_used > max_pages))
+    bad = np.flatnonzero((lengths < 0) | (n_used > max_pages) | (lengths > LONGEST_ROW))
     if bad.size:
         length, n, entry = lengths[bad[0]], n_used[bad[0]], f"{name}[{begin + bad[0]}]"
         if length < 0:
             raise ValueError(f"{entry} = {length} is negative: a row holds 0 tokens or more")
+        if n <= max_pages:
+            raise ValueError(f"{entry} = {length} is above {LONGEST_ROW}, the most tokens a row can hold")
         raise ValueError(
             f"{entry} = {length} needs {n} pages of {page_size}, block table has {max_pages}: "
             f"give it {n} columns or shorten the row"
@@ -87,6 +91,15 @@ class PagePool:
         self.table[growing, columns[starting]] = self._take(growing.size)
         self.lengths[rows] += 1
         return self.table[rows, columns], slots, growing
+
+    def retract(self, rows: np.ndarray, growing: np.ndarray) -> None:
+        """Take back one `extend` of `rows`, of which `growing` got a new page."""
+        self.lengths[rows] -= 1
+        columns = self.lengths[growing] // self.page_size
+        pages = self.table[growing, columns]
+        self.ref_counts[pages] = 0
+        self.free_pages.extendleft(reversed(pages.tolist()))
+        self.table[growing, columns] = UNUSED
 
     def fork(self, row: int) -> int:
         """Activate a free row that shares the full pages of `row`; a partial last page gets a page of its own."""

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pkv.checks import Ints, host_ints
+from pkv.checks import LONGEST_ROW, Ints, host_ints
 from pkv.counters import Counters, count
 from pkv.gpus import GpuProfile
 from pkv.planchecks import as_table, first_fault
@@ -28,7 +28,6 @@ from pkv.planjson import fields_from_json, plan_to_dict
 from pkv.shapes import Shape
 
 Int32Array = npt.NDArray[np.int32]
-LONGEST_ROW = 2**31 - 1  # tokens
 
 
 @dataclass(frozen=True)
@@ -65,12 +64,13 @@ class Plan:
     item_order: Int32Array | None = None
     dynamic: bool = False
     _on_device: dict[Any, torch.Tensor] = field(init=False, default_factory=dict, repr=False)
+    _is_sound: bool = field(init=False, default=False, repr=False)  # made by pkv.plan, or checked since
 
     def __post_init__(self) -> None:
         for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
             array = getattr(self, name)
             if array is not None:
-                array = np.ascontiguousarray(array, dtype=np.int32)
+                array = np.array(array, dtype=np.int32)
                 array.setflags(write=False)
                 object.__setattr__(self, name, array)
 
@@ -114,7 +114,7 @@ class Plan:
             return None
         key = (launch.rows, device)
         if key not in self._on_device:
-            self._on_device[key] = torch.tensor(launch.rows, dtype=torch.int32).to(device)
+            self._on_device[key] = torch.tensor(launch.rows, dtype=torch.int32, device=device)
         return self._on_device[key]
 
     def validate(self) -> "Plan":
@@ -174,5 +174,5 @@ def int_lengths(lengths: Ints) -> Int32Array:
     """
     array = host_ints("lengths", lengths)
     for row in np.flatnonzero((array < 0) | (array > LONGEST_ROW))[:1]:
-        raise ValueError(f"lengths[{row}] = {array[row]} must lie in 0 .. 2**31 - 1 (tokens of row {row})")
+        raise ValueError(f"lengths[{row}] = {array[row]} must lie in 0 .. {LONGEST_ROW} (tokens of row {row})")
     return array.astype(np.int32)

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from pkv.checks import at_least
+
 HEADS_PER_PROGRAM = 32  # query heads; more would not fit a program's registers
 
 
@@ -26,11 +28,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         for name in ("n_q_heads", "n_kv_heads", "head_dim", "page_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} = {value} must be at least 1")
+            object.__setattr__(self, name, at_least(1, name, getattr(self, name)))
         if self.n_q_heads % self.n_kv_heads:
             raise ValueError(
                 f"n_q_heads = {self.n_q_heads} is not a multiple of n_kv_heads = {self.n_kv_heads}: "
@@ -43,6 +41,8 @@ class Shape:
     @staticmethod
     def of(q: torch.Tensor, cache: Any) -> "Shape":
         """The shape of q [n_rows, n_q_heads, head_dim] and a PagedKVCache."""
+        if not isinstance(q, torch.Tensor) or q.ndim != 3:
+            raise ValueError("q must be a tensor [n_rows, n_q_heads, head_dim]")
         return _made(q.shape[1], cache.n_kv_heads, cache.head_dim, cache.page_size, q.dtype, cache.dtype)
 
     @property

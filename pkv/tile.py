@@ -143,8 +143,9 @@ def attend_tile(query, cache, row, kv_head, start, end, qk_scale, acc, running_m
     if MASKED:
         scores = tl.where((tl.arange(0, SHAPE.BLOCK_N) < end - start)[None, :], scores, float("-inf"))
     new_max = tl.maximum(running_max, tl.max(scores, 1))
-    weights = tl.exp2(scores - new_max[:, None])  # [BLOCK_H, BLOCK_N]
-    correction = tl.exp2(running_max - new_max)
+    base = tl.where(new_max == float("-inf"), 0.0, new_max)  # all scores -inf so far: -inf - -inf would be NaN
+    weights = tl.exp2(scores - base[:, None])  # [BLOCK_H, BLOCK_N]
+    correction = tl.exp2(running_max - base)
     running_sum = running_sum * correction + tl.sum(weights, 1)
     acc = acc * correction[:, None]
     if SHAPE.BLOCK_H == 1:
@@ -182,13 +183,17 @@ def attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.
 
 
 @triton.jit
-def store_state(state, index, grid_head, out, lse, SHAPE: tl.constexpr):
-    """Write the program's state at `index` (a row of the result, or an item of the partials)."""
+def store_state(state, index, grid_head, out, lse, SHAPE: tl.constexpr, IS_PARTIAL: tl.constexpr):
+    """Write the program's state at `index`: a row of the result, or an item of the partials.
+
+    Of an empty partial only lse is written: the merge reads no more of it.
+    """
     heads, exists = my_heads(grid_head, SHAPE)
     dims = tl.arange(0, SHAPE.BLOCK_D)
     stride_index, stride_head, stride_dim = state.out.strides
     pointers = state.out.ptr + index.to(tl.int64) * stride_index
     pointers += heads.to(tl.int64)[:, None] * stride_head + dims.to(tl.int64)[None, :] * stride_dim
-    mask = exists[:, None] & (dims < SHAPE.HEAD_DIM)[None, :]
+    is_kept = exists & (lse > float("-inf")) if IS_PARTIAL else exists
+    mask = is_kept[:, None] & (dims < SHAPE.HEAD_DIM)[None, :]
     tl.store(pointers, out.to(state.out.ptr.dtype.element_ty), mask=mask)
     tl.store(state.lse.ptr + index.to(tl.int64) * state.lse.strides[0] + heads, lse, mask=exists)

@@ -98,36 +98,6 @@ def test_bad_input_gets_no_traceback_from_a_shell():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [["demo"], ["lab", "--no-browser"], []], ids=lambda words: " ".join(words) or "none"
-)
-@pytest.mark.parametrize("start", ["module", "script"])
-def test_a_python_without_torch_gets_one_line(start, command, tmp_path):
-    script = tmp_path / "pkv"  # as pip writes it
-    script.write_text("import sys\nfrom pkv.cli import main\nsys.exit(main())\n")
-    started = ["-m", "pkv"] if start == "module" else [str(script)]
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"PYTHONPATH": str(ROOT)}
-    bare = [sys.executable, "-S", *started, *command]  # -S: only the standard library
-    done = subprocess.run(bare, env=env, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1, done.stderr
-    assert done.stderr.startswith(f"pkv: error: {sys.executable} has no torch")
-    assert "without PY=" in done.stderr
-
-
-def test_a_program_without_torch_gets_the_exception(fresh):
-    code = "import sys; sys.modules['torch'] = None; sys.argv = ['mine.py']\nimport pkv"
-    done = fresh(code, ok=False)
-    assert done.code == 1
-    assert "ModuleNotFoundError" in done.err
-
-
-def test_numpy_is_missed_too(fresh):
-    code = "import sys; sys.modules['numpy'] = None; sys.argv = ['/somewhere/bin/pkv', 'demo']\nimport pkv"
-    done = fresh(code, ok=False)
-    assert (done.code, "has no numpy" in done.err, "Traceback" in done.err) == (2, True, False)
-
-
 def test_a_fault_of_pkv_itself_is_not_hidden(monkeypatch):
     def fault(args):
         raise ZeroDivisionError

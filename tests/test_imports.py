@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Lowest first. A module imports only from lines above its own; a new module takes its place here.
 ORDER = [
-    "_triton checks gpus paging shapes counters planchecks",
+    "_triton checks counters planchecks",
+    "gpus paging shapes",
     "pagedtensors planjson",
     "cache plans",
     "simulation costs",

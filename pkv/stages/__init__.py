@@ -9,6 +9,10 @@ A stage is a module with
                                     run the plan: fills out [n_rows, n_q_heads, head_dim] and
                                     lse [n_rows, n_q_heads] (fp32)
 
+and, where its kernel finds its tokens without reading the plan's items,
+
+    fault_of_items(plan)            where the items are not those that the kernel will find, or None
+
 Stages differ in who does which tiles; the attention maths (tile.py) and the merge (merging.py) are the same in all.
 """
 

@@ -43,8 +43,7 @@ def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = 
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Fill out and lse row by row; like every kernel, without gradients."""
-    q = q.detach()
+    """Fill out and lse row by row."""
     for row in range(plan.n_rows):
         # read n_kv_heads * head_dim * L elements of K and as many of V, whatever the number of query heads
         k, v = cache.gather(row)  # [L, n_kv_heads, head_dim]
@@ -54,16 +53,19 @@ def launch(
 def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of one token over one row: q [n_q_heads, head_dim], k and v [L, n_kv_heads, head_dim].
 
-    Computes in fp32, or in fp64 where an input is fp64. Returns out [n_q_heads, head_dim] and lse [n_q_heads].
+    Computes in fp64, whatever the inputs: a specification should not round, nor follow autocast or TF32. Returns out
+    [n_q_heads, head_dim] and lse [n_q_heads]. No tokens, or only scores of -inf: out 0, lse -inf.
     """
     n_q_heads, head_dim = q.shape
     n_tokens, n_kv_heads, _ = k.shape
-    wide = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
     if n_tokens == 0:  # the softmax of no scores does not exist
-        return q.new_zeros(n_q_heads, head_dim, dtype=wide), q.new_full((n_q_heads,), -torch.inf, dtype=wide)
-    grouped = q.to(wide).view(n_kv_heads, n_q_heads // n_kv_heads, head_dim)  # head h is [h // G, h % G]
-    scores = scale * torch.einsum("jgd,tjd->jgt", grouped, k.to(wide))  # 2 * n_q_heads * L * head_dim flop
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.softmax(scores, dim=-1)  # not exp(scores - lse): that would double lse's rounding
-    out = torch.einsum("jgt,tjd->jgd", weights, v.to(wide))  # as many flop again
+        out = q.new_zeros(n_q_heads, head_dim, dtype=torch.float64)
+        return out, q.new_full((n_q_heads,), -torch.inf, dtype=torch.float64)
+    grouped = q.double().reshape(n_kv_heads, n_q_heads // n_kv_heads, head_dim)  # head h is [h // G, h % G]
+    with torch.autocast(q.device.type, enabled=False):
+        scores = scale * torch.einsum("jgd,tjd->jgt", grouped, k.double())  # 2 * n_q_heads * L * head_dim flop
+        lse = torch.logsumexp(scores, dim=-1)
+        weights = torch.softmax(scores, dim=-1)
+        out = torch.einsum("jgt,tjd->jgd", weights, v.double())  # as many again
+    out = torch.where((lse == -torch.inf)[..., None], 0.0, out)
     return out.reshape(n_q_heads, head_dim), lse.reshape(n_q_heads)

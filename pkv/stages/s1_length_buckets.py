@@ -12,9 +12,9 @@ from pkv.configs import choose_tile, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.plans import Int32Array, Launch, Plan
 from pkv.shapes import Shape
-from pkv.stages.s1_split_kv import default_splits, launch, launches_of, split_items
+from pkv.stages.s1_split_kv import default_splits, fault_of_items, launch, launches_of, split_items
 
-__all__ = ["PLANNED_ON", "launch", "plan"]
+__all__ = ["PLANNED_ON", "fault_of_items", "launch", "plan"]
 
 PLANNED_ON = "host"
 

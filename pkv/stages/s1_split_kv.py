@@ -88,6 +88,21 @@ def split_items(lengths: Int32Array, longest: int, n_splits: int, tile: int) -> 
     return np.stack([rows, begins, ends], axis=1).astype(np.int32)
 
 
+def fault_of_items(plan: Plan) -> str | None:
+    """Where the plan's items are not those that the kernel cuts; None if they agree."""
+    for launch in plan.launches:
+        if launch.n_splits < 1:
+            return f"a {launch.kernel} launch has no splits"
+        rows = np.array(launch.rows, dtype=np.int64)
+        lengths = plan.lengths[rows]
+        cut = split_items(lengths, int(lengths.max(initial=0)), launch.n_splits, plan.tile)
+        mine = plan.partial_offsets[rows][:, None] + np.arange(launch.n_splits)
+        for row, planned, kernels in zip(rows, plan.items[mine], cut.reshape(*mine.shape, 3), strict=True):
+            if (planned[:, 1:] != kernels[:, 1:]).any():
+                return f"row {row} is planned as {planned[:, 1:].tolist()}, the kernel cuts {kernels[:, 1:].tolist()}"
+    return None
+
+
 def launches_of(rows: tuple[int, ...], first_program: int, n_splits: int) -> tuple[Launch, ...]:
     """The decode launch of some rows cut into n_splits each, and the merge launch where there is anything to merge."""
     if not rows:
@@ -119,9 +134,9 @@ def split_kv_kernel(
     query = load_query(q, row, grid_head, SHAPE)
     out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
     if n_splits == 1:
-        store_state(result, row, grid_head, out, lse, SHAPE)
+        store_state(result, row, grid_head, out, lse, SHAPE, False)
     else:
-        store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE)
+        store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE, True)
 
 
 @triton.jit
