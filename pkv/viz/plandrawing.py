@@ -8,9 +8,9 @@ import itertools
 import numpy as np
 
 from pkv.plans import Plan
-from pkv.viz.svg import FAINT, GREY, PALETTE, WIDTH, Picture, Sheet, count_of, text_width, token_ticks
+from pkv.viz.svg import FAINT, GREY, PALETTE, SMALL, WIDTH, Picture, Sheet, count_of, text_width, token_ticks
 
-LEFT, RIGHT = 132, 156  # margins for the row's name and for its count of items
+LEFT, RIGHT = 112, 158  # margins for the row's name and for its count of items
 MOST_DETAILED_ROWS = 16
 MOST_BANDS = 256
 EMPTY = 9  # side of the square that stands for an empty item
@@ -64,8 +64,8 @@ class Axis:
         n_fitting = int((WIDTH - LEFT - RIGHT) / (text_width(f"{self.end:,}", 11) + 12))
         for token in token_ticks(self.end, min(8, n_fitting)):
             sheet.line(self.x(token), y, self.x(token), y + 5, GREY)
-            sheet.text(self.x(token), y + 18, f"{token:,}", size=11, fill=GREY, anchor="middle")
-        sheet.text(LEFT - 14, y + 18, "tokens", size=11, fill=GREY, anchor="end")
+            sheet.text(self.x(token), y + 18, f"{token:,}", size=SMALL, fill=GREY, anchor="middle")
+        sheet.text(LEFT - 14, y + 18, "tokens", size=SMALL, fill=GREY, anchor="end")
         sheet.y = y + 22
 
 
@@ -75,10 +75,17 @@ def claim(plan: Plan) -> str:
         return f"{plan.stage}: no rows, so nothing is launched"
     n_empty = plan.counters.empty_programs
     head = f"{plan.stage}: {count_of(plan.n_rows, 'row')} become {count_of(plan.n_items, 'item')}"
-    programs = f"{count_of(plan.counters.programs, 'program')} in {count_of(plan.counters.launches, 'launch')}"
+    programs = f"{count_of(plan.counters.programs, 'program')}, {launches_in_words(plan)}"
     if not plan.launches:
         return f"{head}, computed row by row without a launch"
     return f"{head}, {programs}" + (f"; {n_empty:,} programs are empty" if n_empty else "; none is empty")
+
+
+def launches_in_words(plan: Plan) -> str:
+    """How many kernels are launched, and of which kind, where there are two."""
+    n_merges = sum(launch.kernel == "merge" for launch in plan.launches)
+    kinds = f" ({len(plan.launches) - n_merges} decode, {n_merges} merge)" if n_merges else ""
+    return count_of(len(plan.launches), "launch") + kinds
 
 
 def _notes(plan: Plan) -> list[str]:
@@ -96,14 +103,15 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _colour_keys(plan: Plan) -> np.ndarray:
-    """One number per item, the colour: its place in its row, or its program where programs take several items."""
+    """An item's colour: its place among its row's items with tokens, or its program where programs take several."""
     per_program = np.diff(plan.program_offsets)
     if (per_program > 1).any():
         keys = np.empty(plan.n_items, dtype=np.int64)
         order = np.arange(plan.n_items) if plan.item_order is None else plan.item_order
         keys[order] = np.repeat(np.arange(plan.n_programs), per_program)
         return keys
-    return np.arange(plan.n_items) - np.repeat(plan.partial_offsets[:-1], np.diff(plan.partial_offsets))
+    filled_before = np.concatenate([[0], np.cumsum(plan.items[:, 1] < plan.items[:, 2])])
+    return filled_before[:-1] - np.repeat(filled_before[plan.partial_offsets[:-1]], np.diff(plan.partial_offsets))
 
 
 def _label_of(plan: Plan, axis: Axis) -> str:
@@ -122,6 +130,10 @@ def _notes_on_boxes(plan: Plan, axis: Axis) -> list[str]:
     }
     key = "program" if (np.diff(plan.program_offsets) > 1).any() else "place in the row"
     notes = [label[_label_of(plan, axis)] + f" Colour: its {key}."]
+    number, name = next(((n, name) for n, name in enumerate(_launch_names(plan)) if "+" in name), (0, ""))
+    if name:
+        first, second = name.removeprefix("launch ").split("+")
+        notes[0] += f" L{name[1:]}: launch {first} of the plan decodes row {number}, launch {second} merges it."
     if plan.counters.empty_programs:
         notes[0] += " Dashed square: an empty item, which starts, finds no token and leaves."
     return notes
@@ -152,21 +164,21 @@ def _detailed_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
             sheet.box(x, y, width, height, 0)
             text = count_of(len(filled), "item")
             inside = text_width(text, 11) < width
-            sheet.text(x + width / 2 if inside else x + width + 6, middle, text, size=11,
+            sheet.text(x + width / 2 if inside else x + width + 6, middle, text, size=SMALL,
                        anchor="middle" if inside else "start", halo=True)  # fmt: skip
         else:
             for index, begin, end in filled:
                 x, width = axis.x(begin), (end - begin) * axis.scale
                 sheet.box(x + 0.75, y, width - 1.5, height, int(keys[index]))
                 text = f"{begin:,}:{end:,}" if label == "range" else f"{index}"
-                if text_width(text, 11) <= width:
-                    sheet.text(x + width / 2, middle, text, size=11, anchor="middle", halo=True)
+                if text_width(text, SMALL) <= width - 4:
+                    sheet.text(x + width / 2, middle, text, size=SMALL, anchor="middle", halo=True)
         _empty_marks(
             sheet, axis, [b for _, b, e in plan.items[first:last].tolist() if b == e], y + (height - EMPTY) / 2, length
         )
         n_empty = last - first - len(filled)
         right = [launches[row] or count_of(last - first, "item"), f"{n_empty} empty" if n_empty else ""]
-        sheet.text(WIDTH - RIGHT + 24, middle, ", ".join(filter(None, right)), size=11, fill=GREY)
+        sheet.text(WIDTH - RIGHT + 22, middle, ", ".join(filter(None, right)), size=SMALL, fill=GREY)
         sheet.y += height + gap
 
 
@@ -179,7 +191,7 @@ def _empty_marks(sheet: Sheet, axis: Axis, begins: list[int], y: float, length: 
         x = min(x, axis.x(axis.end) + 3)
         sheet.hollow(x, y, EMPTY, EMPTY)
         if together:
-            sheet.text(x + EMPTY + 4, y + EMPTY, f"×{len(begins)}", size=11, halo=True)
+            sheet.text(x + EMPTY + 4, y + EMPTY, f"×{len(begins)}", size=SMALL, halo=True)
 
 
 def _plain_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
@@ -190,7 +202,7 @@ def _plain_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
     for row, length in enumerate(plan.lengths.tolist()):
         y, x_end = sheet.y, axis.x(length)
         if row % step == 0:
-            sheet.text(LEFT - 8, y + min(height, 8) + 2, f"row {row}: {length:,}", size=10, anchor="end")
+            sheet.text(LEFT - 8, y + min(height, 8) + 2, f"row {row}: {length:,}", size=SMALL, anchor="end")
         sheet.shapes.append(
             f'<path d="M{LEFT} {y:.5g}H{x_end:.5g}v{height:.3g}H{LEFT}z" fill="{PALETTE[0]}" fill-opacity=".6"/>'
         )
@@ -200,7 +212,7 @@ def _plain_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
             bounds += [f"M{axis.x(begin):.4g} {y:.5g}v{height:.3g}" for begin in begins[1:].tolist()]
         if row % step == 0:
             n_items = int(plan.partial_offsets[row + 1] - plan.partial_offsets[row])
-            sheet.text(WIDTH - RIGHT + 24, y + min(height, 8) + 2, count_of(n_items, "item"), size=10, fill=GREY)
+            sheet.text(WIDTH - RIGHT + 22, y + min(height, 8) + 2, count_of(n_items, "item"), size=SMALL, fill=GREY)
         sheet.y += pitch
     if bounds:
         sheet.path("".join(bounds), "#fff", 1.2)
@@ -217,5 +229,5 @@ def _grouped_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
                 f'fill="{PALETTE[0]}" fill-opacity="{opacity}"/>'
             )
         if number % 8 == 0:
-            sheet.text(LEFT - 8, sheet.y + 8, f"row {number * size}", size=10, anchor="end")
+            sheet.text(LEFT - 8, sheet.y + 8, f"row {number * size}", size=SMALL, anchor="end")
         sheet.y += pitch

@@ -83,7 +83,7 @@ def draw_roofline(shapes: Mapping[str, Shape], gpus: Sequence[str] = ("rtx3060",
     near = min(card.ridge / max(points.values()) for card in cards)
     title = f"Decode attention is bound by memory: {near:.0f} to {far:.0f} times left of the ridge at best"
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(9.2, 4.6), layout="constrained")
+        figure = Figure(figsize=(7.2, 4.8), layout="constrained")
         axes = figure.add_subplot()
         _draw_roofs(axes, cards)
         _draw_points(axes, cards, points)
@@ -111,7 +111,7 @@ def _draw_roofs(axes: Any, cards: Sequence[Roofs]) -> None:
         )  # fmt: skip
         axes.annotate(
             f"ridge: {card.ridge:.0f} flop/byte", (card.ridge, card.tflop_per_s),
-            xytext=(6, -16), textcoords="offset points", fontsize=9, color=GREY,
+            xytext=(6, -16), textcoords="offset points", fontsize=10, color=GREY,
         )  # fmt: skip
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from pkv.plans import Launch, Plan
-from pkv.viz.svg import GREY, INK, WIDTH, Picture, Sheet, count_of
+from pkv.viz.plandrawing import launches_in_words
+from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, count_of, text_width
 
-LEFT = 40
+LEFT = 84  # room for the words beside the line of those that reside at once
+LEVEL = 17  # height of one program, so that its row can be read
 MOST_LAUNCHES = 8
-MOST_LEVELS = 24
+MOST_LEVELS = 16
 
 
 @dataclass(frozen=True)
@@ -44,32 +46,34 @@ def deal(plan: Plan, launch: Launch) -> Deal:
 def draw_programs(plan: Plan) -> Picture:
     """Every decode launch of the plan over the SMs of the card that it was made for."""
     n_sms = plan.gpu.n_sms
-    launches = [launch for launch in plan.launches if launch.kernel == "decode"]
-    deals = [deal(plan, launch) for launch in launches]
+    launches = [(number, launch) for number, launch in enumerate(plan.launches, 1) if launch.kernel == "decode"]
+    deals = [deal(plan, launch) for _, launch in launches]
     busy = [len(np.unique(dealt.sms[dealt.has_tokens])) for dealt in deals]
     title = _claim(plan, busy, sum(int(dealt.has_tokens.sum()) for dealt in deals))
     notes = [
-        f"Assignment, not time: programs dealt to the SMs of {plan.gpu.name} in turn. A box is a program with its row. "
-        f"Up to {plan.programs_per_sm} reside on an SM at once (dashed line); those above it wait."
+        f"Assignment, not time: programs dealt to the SMs of {plan.gpu.name} in turn. A box is a program, its number "
+        f"its row. Up to {count_of(plan.programs_per_sm, 'program')} reside on an SM at once; those above wait."
     ]
     if any(not dealt.has_tokens.all() for dealt in deals):
         notes.append("Dashed box: a program without a token.")
+    if len(plan.launches) > len(launches):
+        notes.append("Programs of merge launches are not drawn.")
     if len(launches) > MOST_LAUNCHES:
-        notes.append(f"The first {MOST_LAUNCHES} of {len(launches)} launches are drawn.")
+        notes.append(f"The first {MOST_LAUNCHES} of {len(launches)} decode launches are drawn.")
     highest = max((int(dealt.levels.max(initial=0)) + 1 for dealt in deals), default=0)
     if highest > MOST_LEVELS:
         notes.append(f"An SM gets up to {highest} programs; the first {MOST_LEVELS} are drawn.")
     sheet = Sheet()
-    sheet.heading(title, notes)
-    for number, dealt in enumerate(deals[:MOST_LAUNCHES], 1):
-        name = f"decode launch {number}: row {', '.join(str(row) for row in launches[number - 1].rows)}"
-        _draw_deal(sheet, dealt, n_sms, plan.programs_per_sm, name if len(deals) > 1 else "")
+    sheet.heading(title, [" ".join(notes)])
+    for (number, launch), dealt in zip(launches[:MOST_LAUNCHES], deals):
+        rows = count_of(len(launch.rows), "row") if len(launch.rows) > 8 else f"row {', '.join(map(str, launch.rows))}"
+        _draw_deal(sheet, dealt, n_sms, plan.programs_per_sm, f"launch {number}, {rows}" if len(deals) > 1 else "")
     if deals:
         width = (WIDTH - LEFT - 8) / n_sms
         step = 1 if width > 20 else 4 if width > 8 else 16
         for sm in range(0, n_sms, step):
-            sheet.text(LEFT + (sm + 0.5) * width, sheet.y + 12, f"{sm}", size=11, fill=GREY, anchor="middle")
-        sheet.text(LEFT - 8, sheet.y + 12, "SM", size=11, fill=GREY, anchor="end")
+            sheet.text(LEFT + (sm + 0.5) * width, sheet.y + 12, f"{sm}", size=SMALL, fill=GREY, anchor="middle")
+        sheet.text(LEFT - 8, sheet.y + 12, "SM", size=SMALL, fill=GREY, anchor="end")
         sheet.y += 16
     return sheet.finish(f"{title}. {' '.join(notes)}")
 
@@ -79,49 +83,42 @@ def _claim(plan: Plan, busy: list[int], n_with_tokens: int) -> str:
     if not busy:
         return f"{plan.stage}: no launch, so no SM gets a program"
     n_programs = plan.n_programs * plan.shape.grid_heads
+    n_empty = n_programs - n_with_tokens
     head = f"{plan.stage}: {count_of(n_programs, 'program')}"
-    if len(busy) > 1:
-        idle = n_sms - min(busy)
-        smallest = f"{idle} of {n_sms} SMs get no token to read" if idle else f"each of the {n_sms} SMs gets work"
-        return f"{head} in {len(busy)} launches; in the smallest, {smallest}"
-    idle, n_empty = n_sms - busy[0], n_programs - n_with_tokens
     head += f", {n_empty:,} of them without a token" if n_empty else ""
-    return f"{head}: " + (
-        f"{idle} of {n_sms} SMs get no token to read" if idle else f"each of the {n_sms} SMs gets work"
-    )
+    idle = n_sms - min(busy)
+    found = f"{idle} of {n_sms} SMs get no token to read" if idle else f"each of the {n_sms} SMs gets work"
+    if len(busy) == 1:
+        return f"{head}: {found}"
+    return f"{head}, {launches_in_words(plan)}; in the smallest decode launch, {found}"
 
 
 def _draw_deal(sheet: Sheet, dealt: Deal, n_sms: int, resident: int, name: str) -> None:
     n_levels = min(MOST_LEVELS, int(dealt.levels.max(initial=0)) + 1)
     width = (WIDTH - LEFT - 8) / n_sms
-    height = 18 if n_levels <= 12 else 12
-    n_drawn = n_levels if name else max(n_levels, min(resident, 4))  # room for the line of those that reside at once
-    base = sheet.y + n_drawn * height + 6 + (10 if name else 0)
+    gap = 2.0 if width > 10 else 0.8
+    n_drawn = n_levels if name else max(n_levels, min(resident, 10))  # room for the line of those that reside at once
+    if name:
+        sheet.text(LEFT, sheet.y + 9, name, size=SMALL, fill=GREY)
+        sheet.y += 13
+    base = sheet.y + n_drawn * LEVEL + 4
     for row, has_tokens, sm, level in zip(
         dealt.rows.tolist(), dealt.has_tokens.tolist(), dealt.sms.tolist(), dealt.levels.tolist()
     ):
         if level >= n_levels:
             continue
-        x, y = LEFT + sm * width + 1, base - (level + 1) * height
+        x, y = LEFT + sm * width + gap / 2, base - (level + 1) * LEVEL
         if has_tokens:
-            sheet.box(x, y + 1, width - 2, height - 2, row)
-            if width > 18:
-                sheet.text(
-                    x + width / 2 - 1,
-                    y + height - 5,
-                    f"{row}",
-                    size=10 if height > 12 else 8.5,
-                    anchor="middle",
-                    halo=True,
-                )
+            sheet.box(x, y + 1, width - gap, LEVEL - 2, row)
+            if text_width(f"{row}", SMALL) < width:
+                sheet.text(x + (width - gap) / 2, y + LEVEL - 4, f"{row}", size=SMALL, anchor="middle", halo=True)
         else:
-            sheet.hollow(x + 1, y + 2, width - 4, height - 4)
+            sheet.hollow(x, y + 2, width - gap, LEVEL - 4)
     if resident <= n_drawn:
-        line = base - resident * height
-        sheet.line(LEFT, line, WIDTH - 8, line, INK, "6 4")
+        line = base - resident * LEVEL
+        sheet.halo_line(LEFT - 4, WIDTH - 8, line)
+        sheet.text(LEFT - 8, line + 4, f"{resident} at once", size=SMALL, anchor="end")
     sheet.line(LEFT, base + 1, WIDTH - 8, base + 1, GREY)
     for sm in range(n_sms + 1):
         sheet.line(LEFT + sm * width, base - 3, LEFT + sm * width, base + 1, GREY)
-    if name:
-        sheet.text(LEFT, sheet.y + 4, name, size=11, fill=GREY)
     sheet.y = base + 10

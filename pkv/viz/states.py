@@ -12,9 +12,10 @@ from typing import NamedTuple
 import torch
 
 from pkv.merging import merge
-from pkv.viz.svg import FAINT, GREY, INK, WIDTH, Picture, Sheet, count_of
+from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, count_of, text_width
 
-LEFT, RIGHT = 132, 220
+LEFT, RIGHT = 68, 152
+State = tuple[float, float]  # out, lse
 
 
 class Part(NamedTuple):
@@ -26,7 +27,7 @@ class Part(NamedTuple):
     lse: float
 
 
-def merge_exactly(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+def merge_exactly(a: State, b: State) -> State:
     """The library's own merge, on two states of one number each."""
     out, lse = merge(
         [(torch.tensor([[out]], dtype=torch.float64), torch.tensor([lse], dtype=torch.float64)) for out, lse in (a, b)]
@@ -34,17 +35,22 @@ def merge_exactly(a: tuple[float, float], b: tuple[float, float]) -> tuple[float
     return float(out), float(lse)
 
 
-def average_outs(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+def average_outs(a: State, b: State) -> State:
     """Wrong: every state counts the same, however many tokens it stands for."""
     return (a[0] + b[0]) / 2, merge_exactly(a, b)[1]
 
 
-def read_log2_as_ln(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
-    """Wrong: the second state's lse comes in base 2 and is taken for a natural logarithm."""
-    return merge_exactly(a, (b[0], b[1] / math.log(2)))
+def as_it_is(state: State) -> State:
+    """Right: the state as its program wrote it."""
+    return state
 
 
-def multiply_empty(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, float]:
+def in_base_2(state: State) -> State:
+    """Wrong: the lse comes in base 2 and is taken for a natural logarithm, of which it is 1.44 times as much."""
+    return state[0], state[1] / math.log(2)
+
+
+def multiply_empty(a: State, b: State) -> State:
     """Wrong: an empty state's out, whatever memory holds, is multiplied by its weight 0, and 0 * NaN = NaN."""
     (out_a, lse_a), (out_b, lse_b) = a, b
     largest = max(lse_a, lse_b)
@@ -53,11 +59,25 @@ def multiply_empty(a: tuple[float, float], b: tuple[float, float]) -> tuple[floa
     return (weight_a * out_a + weight_b * out_b) / total, largest + math.log(total)
 
 
-WAYS: dict[str, Callable[[tuple[float, float], tuple[float, float]], tuple[float, float]]] = {
-    "exact merge": merge_exactly,
-    "average of the outs": average_outs,
-    "log2 read as ln": read_log2_as_ln,
-    "empty state multiplied": multiply_empty,
+class Way(NamedTuple):
+    """How each state is read, how two of them are combined, and what is wrong with it."""
+
+    read: Callable[[State], State]
+    combine: Callable[[State, State], State]
+    fault: str = ""
+
+
+WAYS = {
+    "exact merge": Way(as_it_is, merge_exactly),
+    "average of the outs": Way(
+        as_it_is, average_outs, "Each step averages two outs, however many tokens they stand for."
+    ),
+    "log2 read as ln": Way(
+        in_base_2,
+        merge_exactly,
+        "Every lse comes in base 2, 1.44 times its ln, and is read as ln: weight w counts w^1.44.",
+    ),
+    "empty state multiplied": Way(as_it_is, multiply_empty, "An empty state's out is read: weight 0 times NaN is NaN."),
 }
 
 
@@ -65,11 +85,12 @@ def merge_steps(
     parts: Sequence[Part], order: Sequence[int], way: str = "exact merge"
 ) -> list[tuple[list[int], float, float]]:
     """After each step: which parts are in, and the state's out and lse."""
-    combine = WAYS[way]
-    state = parts[order[0]].out, parts[order[0]].lse
+    read, combine, _ = WAYS[way]
+    states = [read((part.out, part.lse)) for part in parts]
+    state = states[order[0]]
     steps = [([order[0]], *state)]
     for position, index in enumerate(order[1:], 2):
-        state = combine(state, (parts[index].out, parts[index].lse))
+        state = combine(state, states[index])
         steps.append((list(order[:position]), *state))
     return steps
 
@@ -77,12 +98,12 @@ def merge_steps(
 def draw_merge(
     parts: Sequence[Part], orders: Sequence[Sequence[int]], way: str = "exact merge", n_steps: int | None = None
 ) -> Picture:
-    """Merge `parts` in each of `orders`, compare the ends with the state of all tokens; the first n_steps are drawn."""
+    """Merge `parts` in each of `orders`, n_steps of them or all; all are compared with the state of all tokens."""
     parts, orders = list(parts), [list(order) for order in orders]
     n_steps = len(parts) if n_steps is None else max(1, min(n_steps, len(parts)))
     filled = [part for part in parts if part.begin < part.end]
     want = merge_steps(filled, range(len(filled)))[-1][1:]
-    ends = [merge_steps(parts, order, way)[-1][1:] for order in orders]
+    ends = [merge_steps(parts, order, way)[n_steps - 1][1:] for order in orders]
     right = [_close(end[0], want[0]) and _close(end[1], want[1]) for end in ends]
     found = ", ".join(f"{end[0]:.4g}" for end in ends)
     one = len(orders) == 1
@@ -90,22 +111,17 @@ def draw_merge(
         f"{'the end is' if one else 'all end at'} out {want[0]:.4g}, lse {want[1]:.4g}" if all(right)
         else f"{'the end is' if one else 'the ends are'} out {found}; all tokens at once have {want[0]:.4g}"
     )  # fmt: skip
+    if n_steps < len(parts):
+        so_far = ", ".join(f"out {out:.4g}, lse {lse:.4g}" for out, lse in ends)
+        title = f"{way.capitalize()}, {n_steps} of {len(parts)} states taken: so far {so_far}"
     notes = ["Top: the parts on their tokens. Each line below: the tokens merged so far, and their state."]
+    notes += filter(None, [WAYS[way].fault])
     sheet = Sheet()
     sheet.heading(title, notes)
     longest = max((part.end for part in parts), default=1)
     scale = (WIDTH - LEFT - RIGHT) / max(longest, 1)
     _draw_line(sheet, "parts", parts, list(range(len(parts))), scale, "")
-    for part_index, part in enumerate(parts):
-        x = LEFT + part.begin * scale + 4
-        sheet.text(
-            x,
-            sheet.y + 8,
-            f"out {part.out:.4g}, lse {part.lse:.4g}",
-            size=11,
-            fill=INK if part_index % 2 == 0 else GREY,
-        )
-    sheet.y += 22
+    _name_states(sheet, parts, scale)
     for order, is_right in zip(orders, right):
         sheet.line(8, sheet.y, WIDTH - 8, sheet.y, FAINT)
         sheet.y += 8
@@ -114,9 +130,20 @@ def draw_merge(
             _draw_line(sheet, name, parts, members, scale, f"out {out:.4g}, lse {lse:.4g}")
         if n_steps == len(parts):
             verdict = f"{'✓' if is_right else '✗ not'} the state of all tokens"
-            sheet.text(WIDTH - 8, sheet.y + 6, verdict, anchor="end", weight="bold")
-            sheet.y += 16
+            sheet.text(WIDTH - 8, sheet.y + 10, verdict, anchor="end", weight="bold")
+            sheet.y += 20
     return sheet.finish(f"{title}. {' '.join(notes)}")
+
+
+def _name_states(sheet: Sheet, parts: Sequence[Part], scale: float) -> None:
+    """Each part's state below it, a line lower where it would run into its neighbour's."""
+    line_ends: list[float] = []
+    for index, part in enumerate(parts):
+        x, text = LEFT + part.begin * scale + 2, f"{index}: out {part.out:.4g}, lse {part.lse:.4g}"
+        line = next((number for number, end in enumerate(line_ends) if end < x), len(line_ends))
+        line_ends[line : line + 1] = [x + text_width(text, SMALL) + 8]
+        sheet.text(x, sheet.y + 8 + 16 * line, text, size=SMALL, fill=INK if index % 2 == 0 else GREY)
+    sheet.y += 6 + 16 * len(line_ends)
 
 
 def _draw_line(sheet: Sheet, name: str, parts: Sequence[Part], members: list[int], scale: float, result: str) -> None:
@@ -128,8 +155,9 @@ def _draw_line(sheet: Sheet, name: str, parts: Sequence[Part], members: list[int
                 sheet.hollow(x + 2, sheet.y + 6, 12, 12)
         elif index in members:
             sheet.box(x + 1, sheet.y, width - 2, 23, index)
-            name_inside = f"{index}: tokens {part.begin}:{part.end}" if width > 110 else f"{index}"
-            sheet.text(x + width / 2, sheet.y + 16, name_inside, size=11, anchor="middle", halo=True)
+            long = f"{index}: tokens {part.begin}:{part.end}"
+            name_inside = long if text_width(long, SMALL) < width else f"{index}"
+            sheet.text(x + width / 2, sheet.y + 16, name_inside, size=SMALL, anchor="middle", halo=True)
     if result:
         sheet.text(WIDTH - 8, sheet.y + 16, result, anchor="end")
     sheet.y += 28

@@ -5,6 +5,7 @@ slider and in a test is one string.
 """
 
 import base64
+import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape, quoteattr
 
-WIDTH = 920  # fits JupyterLab's output area on a laptop
+WIDTH = 700  # JupyterLab's output area in a window of 1150 pixels: wider pictures would shrink there, text and all
+SMALL = 11  # pixels: the smallest text anywhere
 FONT = "Verdana, DejaVu Sans, sans-serif"
 INK, GREY, FAINT, EDGE = "#1a1a1a", "#595959", "#d5d5d5", "#6e6e6e"
 # Okabe and Ito's colours, which colour-blind readers tell apart; black is left to text. Never without a label or hatch.
@@ -29,7 +31,11 @@ class Picture:
     def html(self) -> str:
         """An <img> element that carries the whole picture."""
         data = base64.b64encode(self.svg.encode()).decode()
-        return f'<img alt={quoteattr(self.alt)} style="max-width:100%" src="data:image/svg+xml;base64,{data}"/>'
+        size = re.search(r'width="\d+" height="\d+"', self.svg)  # known before it loads, so that the page does not jump
+        return (
+            f'<img alt={quoteattr(self.alt)} {size[0] + " " if size else ""}style="max-width:100%;height:auto" '
+            f'src="data:image/svg+xml;base64,{data}"/>'
+        )
 
     def save(self, path: "str | Path") -> None:
         """Write the SVG to a file."""
@@ -64,7 +70,7 @@ class Sheet:
             for line in textwrap.wrap(note, int((self.width - 16) / (12 * 0.6))):
                 self.y += 18
                 self.text(8, self.y, line, size=12, fill=GREY)
-        self.y += 14
+        self.y += 18
 
     def text(self, x: float, y: float, text: str, *, size: float = 12, fill: str = INK, anchor: str = "start",
              weight: str = "normal", halo: bool = False) -> None:  # fmt: skip
@@ -79,15 +85,20 @@ class Sheet:
         )
 
     def row_name(self, x: float, y: float, text: str) -> None:
-        """A row's name, ending at x; smaller where it would not fit."""
-        self.text(x, y, text, size=12 if text_width(text, 12) < x else 9.5, anchor="end")
+        """A row's name, ending at x; smaller, then in two lines, where it would not fit."""
+        if text_width(text, SMALL) < x:
+            self.text(x, y, text, size=12 if text_width(text, 12) < x else SMALL, anchor="end")
+            return
+        for part, line in zip(text.split(": ", 1), (y - 6, y + 6)):
+            self.text(x, line, part, size=SMALL, anchor="end")
 
     def box(self, x: float, y: float, width: float, height: float, index: int) -> None:
         """A filled box in colour `index`; after each round of colours, and for odd ones, the hatch changes."""
         colour = PALETTE[index % len(PALETTE)]
         hatch = (index + index // len(PALETTE)) % 2
         place = f'x="{x:.5g}" y="{y:.5g}" width="{max(width, 0.5):.5g}" height="{height:.5g}"'
-        self.shapes.append(f'<rect {place} fill="{colour}" fill-opacity=".5" stroke="{EDGE}"/>')
+        edge = f' stroke="{EDGE}"' if width > 4 else ""  # thin boxes would be edge and nothing else
+        self.shapes.append(f'<rect {place} fill="{colour}" fill-opacity=".5"{edge}/>')
         if hatch and width > 5 and height > 5:
             self.shapes.append(f'<rect {place} fill="url(#hatch)"/>')
 
@@ -109,6 +120,11 @@ class Sheet:
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str = FAINT, dash: str = "") -> None:
         extra = f' stroke-dasharray="{dash}"' if dash else ""
         self.shapes.append(f'<path d="M{x1:.5g} {y1:.5g}L{x2:.5g} {y2:.5g}" stroke="{colour}" fill="none"{extra}/>')
+
+    def halo_line(self, x1: float, x2: float, y: float) -> None:
+        """A thick level line with white on both sides, which stands out from any pattern below it."""
+        for colour, width in (("#fff", 4.6), (INK, 2.2)):
+            self.path(f"M{x1:.5g} {y:.5g}H{x2:.5g}", colour, width)
 
     def path(self, d: str, colour: str = INK, width: float = 1.0) -> None:
         self.shapes.append(f'<path d="{d}" stroke="{colour}" stroke-width="{width:g}" fill="none"/>')
