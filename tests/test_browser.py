@@ -1,4 +1,4 @@
-"""The lessons in real JupyterLab: run all cells, move a slider, see the drawing change."""
+"""The lessons in real JupyterLab: run all cells, move a slider, see the drawing change, save it, see it again."""
 
 import json
 import os
@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,14 +27,26 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
-    """JupyterLab over a copy of the lessons, with no settings of the user's. Yields its address."""
+    """The address of a JupyterLab over a copy of the lessons."""
     home = tmp_path_factory.mktemp("jupyter")
+    prepare(home)
+    with serve(home) as address:
+        yield address
+
+
+def prepare(home: Path) -> None:
+    """A copy of the lessons, and settings that ask nothing."""
     shutil.copytree(ROOT / "lessons", home / "lessons")
     for source in (ROOT / "lessons" / "src").glob("[0-9]*.py"):
         (home / "lessons" / f"{source.stem}.ipynb").write_text(judged_text(ROOT, source.stem), encoding="utf-8")
     quiet = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     quiet.parent.mkdir(parents=True)
     quiet.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
+
+
+@contextmanager
+def serve(home: Path) -> Iterator[str]:
+    """JupyterLab over `home`, with no settings of the user's. Yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -140,7 +154,7 @@ def test_saved_lesson_shows_its_pictures_without_a_run(lab, page, name, tmp_path
     panel = open_lesson(page, lab, name)
     assert pictures(find_cell(page, panel, "import torch"))
     assert pictures(find_cell(page, panel, "widgets.explore_"))
-    assert "Error displaying widget" not in panel.inner_text()
+    assert "Error displaying widget" not in str(panel.locator(".jp-OutputArea").all_inner_texts())
     page.screenshot(path=tmp_path / "saved.png")
 
 
@@ -152,8 +166,39 @@ def test_lesson_00_runs_and_its_slider_draws(lab, page, tmp_path):
     assert before[0].startswith("3 rows")
     move(page, cell, 0, 2)
     expect_picture(page, cell, "5 rows")
-    assert len(pictures(cell)) == len(before), "the live picture takes the place of the first one"
+    assert len(pictures(cell)) == len(before), "the new picture takes the place of the first one"
     cell.screenshot(path=tmp_path / "slider.png")
+
+
+def test_the_last_picture_is_saved(page, tmp_path):
+    """Move a slider, save, stop the server with its kernels, start another, open the notebook again, and look."""
+    prepare(tmp_path)
+    with serve(tmp_path) as lab:
+        panel = open_lesson(page, lab, "01_split_kv")
+        cell = find_cell(page, panel, "widgets.explore_plan")
+        n_pictures = len(pictures(cell))
+        page.evaluate("() => window.jupyterapp.commands.execute('notebook:run-cell').then(() => null)")
+        move(page, cell, 2, 1)  # the cell ran alone
+        expect_picture(page, cell, "split_kv: 4 rows become 20 items")
+        page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save').then(() => null)")
+    with serve(tmp_path) as lab:
+        cell = find_cell(page, open_lesson(page, lab, "01_split_kv"), "widgets.explore_plan")
+        plan, programs = pictures(cell)
+        assert n_pictures == 2
+        assert plan.startswith("split_kv: 4 rows become 20 items")
+        assert programs.startswith("split_kv: 160 programs")
+        cell.screenshot(path=tmp_path / "reopened.png")
+
+
+def test_text_of_a_picture_is_legible_in_a_small_window(lab, page):
+    """At 1150 pixels a picture is not shrunk, so its smallest text has 11 pixels, as drawn."""
+    page.set_viewport_size({"width": 1150, "height": 900})
+    cell = find_cell(page, open_lesson(page, lab, "01_split_kv"), "unsplit = pkv.plan")
+    assert pictures(cell)
+    shown, drawn = cell.locator("img").first.evaluate(
+        "image => [image.getBoundingClientRect().width, image.naturalWidth]"
+    )
+    assert shown > 0.99 * drawn
 
 
 def test_lesson_01_runs_and_its_sliders_draw(lab, page, tmp_path):

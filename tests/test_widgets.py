@@ -1,13 +1,13 @@
 """What the sliders call, and what shows where ipywidgets is missing."""
 
 import itertools
-import math
+from pathlib import Path
 
 import pytest
 
-from pkv.viz import WAYS, Part, widgets
+from pkv.viz import WAYS, widgets
 
-PARTS = [Part(b, e, (b + e - 1) / 2, math.log(e - b)) for b, e in itertools.pairwise([0, 4, 7, 9, 10])]
+LESSONS = sorted((Path(__file__).resolve().parents[1] / "lessons" / "src").glob("[0-9]*.py"))
 
 
 class Shown:
@@ -16,7 +16,7 @@ class Shown:
     def __init__(self):
         self.outputs = []
 
-    def display(self, value, display_id=False):
+    def display(self, value, display_id=False, raw=False):
         self.outputs.append(value)
         return Handle(self.outputs, len(self.outputs) - 1) if display_id else None
 
@@ -29,6 +29,13 @@ class Handle:
         self.outputs[self.index] = value
 
 
+def controls_of(shown):
+    """The explorer's controls, found as a page would find them: by the model's id."""
+    ipywidgets = pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
+    view = shown.outputs[-1]["application/vnd.jupyter.widget-view+json"]
+    return ipywidgets.widgets.widget._instances[view["model_id"]].children
+
+
 @pytest.fixture
 def shown(monkeypatch):
     shown = Shown()
@@ -39,7 +46,7 @@ def shown(monkeypatch):
 EXPLORERS = {
     "pages": widgets.explore_pages,
     "plan": widgets.explore_plan,
-    "merge": lambda: widgets.explore_merge(PARTS),
+    "merge": widgets.explore_merge,
 }
 
 
@@ -64,39 +71,93 @@ def test_plan_of_every_position(rows, longest, splits, stage):
 @pytest.mark.parametrize("order", widgets.ORDERS)
 def test_merge_of_every_position(order, way):
     for steps in (1, 2, 4):
-        (picture,) = widgets.merge_of(PARTS, order, way, steps)
-        assert ("the end is out 4.5, lse 2.303" in picture.alt) == (way == "exact merge")
-    assert ("✓" in picture.svg) == (way == "exact merge")
-    assert ("✗" in picture.svg) == (way != "exact merge")
+        (picture,) = widgets.merge_of(widgets.CUTS, order, way, steps)
+        assert picture.svg.count(">take ") + picture.svg.count(">+ ") == steps
+        at_end = steps == 4
+        assert ("states taken: so far" in picture.alt) != at_end
+        assert ("the end is out 4.5, lse 2.303" in picture.alt) == (at_end and way == "exact merge")
+        assert ("✓" in picture.svg) == (at_end and way == "exact merge")
+        assert ("✗" in picture.svg) == (at_end and way != "exact merge")
+
+
+def test_answers_in_the_lessons():
+    """Lesson 00 asks for page sizes, lesson 01 for splits and for the ways that depend on the order."""
+
+    def good_sizes(rows, longest):
+        for size in (1, 2, 3, 4, 8, 16):
+            n_pages = [-(-length // size) for length in widgets.ragged_lengths(rows, longest)]
+            n_unused = sum(n_pages) * size - sum(widgets.ragged_lengths(rows, longest))
+            n_entries = rows * max(n_pages)
+            (picture,) = widgets.pages_of(rows, longest, size)
+            assert f"{n_unused} slot{'' if n_unused == 1 else 's'} of" in picture.alt
+            assert f"= {n_entries} entries" in picture.alt
+            if n_unused <= 10 and n_entries <= 60:
+                yield size, n_unused, n_entries
+
+    assert list(good_sizes(4, 40)) == [(3, 7, 56), (4, 5, 40)]
+    assert list(good_sizes(6, 37)) == []
+
+    for splits, stage in [(2, "split_kv"), (3, "length_buckets")]:
+        assert "SMs get no token" in widgets.plan_of(2, 8192, splits, stage)[1].alt
+    plan, programs = widgets.plan_of(2, 8192, 3, "split_kv")
+    assert "48 programs" in plan.alt
+    assert "8 programs are empty" in plan.alt
+    assert "each of the 28 SMs gets work" in programs.alt
+    plan, programs = widgets.plan_of(2, 8192, 4, "length_buckets")
+    assert "4 launches (2 decode, 2 merge); none is empty" in plan.alt
+    assert "each of the 28 SMs gets work" in programs.alt
+
+    ends = {way: {widgets.merge_of(widgets.CUTS, order, way, 4)[0].alt for order in widgets.ORDERS} for way in WAYS}
+    assert [way for way, found in ends.items() if len(found) > 1] == ["average of the outs"]
+
+
+def slider_cells():
+    for path in LESSONS:
+        for cell in path.read_text().split("\n# %%"):
+            if "widgets.explore_" in cell:
+                yield pytest.param(cell.partition("\n")[2], id=cell.split("widgets.explore_")[1].split("(")[0])
+
+
+@pytest.mark.parametrize("source", list(slider_cells()))
+def test_a_slider_cell_runs_alone(source, monkeypatch, capsys):
+    monkeypatch.setattr(widgets, "display", None)
+    exec(source, {})
+    assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", EXPLORERS)
 def test_first_picture_shows_before_the_sliders(shown, name):
     pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
     EXPLORERS[name]()
-    *pictures, box = shown.outputs
+    *pictures, _ = shown.outputs
     assert all(picture.alt for picture in pictures)
-    assert box.children[0].value == "", "the live picture comes with the first move"
 
 
-def test_moving_a_slider_replaces_the_first_picture(shown):
+def test_sliders_have_a_word_for_a_page_that_cannot_show_them(shown):
+    pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
+    widgets.explore_pages()
+    assert shown.outputs[-1]["text/plain"] == widgets.NOT_LIVE
+    assert "application/vnd.jupyter.widget-view+json" in shown.outputs[-1]
+
+
+def test_moving_a_slider_updates_the_outputs_that_are_saved(shown):
     pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
     widgets.explore_plan(rows=4, longest=8192, splits=4)
-    live, rows, longest, splits, stage = shown.outputs[-1].children
+    rows, longest, splits, stage = controls_of(shown)
     splits.value = 5
-    assert [output["text/html"] for output in shown.outputs[:-1]] == ["", ""]
-    assert live.value == "".join(picture.html() for picture in widgets.plan_of(4, 8192, 5, "split_kv"))
+    assert shown.outputs[:-1] == [picture._repr_mimebundle_() for picture in widgets.plan_of(4, 8192, 5, "split_kv")]
     stage.value, longest.value, rows.value = "length_buckets", 1024, 2
-    assert live.value == "".join(picture.html() for picture in widgets.plan_of(2, 1024, 5, "length_buckets"))
+    want = [picture._repr_mimebundle_() for picture in widgets.plan_of(2, 1024, 5, "length_buckets")]
+    assert shown.outputs[:-1] == want
 
 
 def test_every_choice_of_the_merge_draws(shown):
     pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
-    widgets.explore_merge(PARTS)
-    live, order, way, steps = shown.outputs[-1].children
+    widgets.explore_merge()
+    order, way, steps = controls_of(shown)
     for values in itertools.product(order.options, way.options, (1, 4)):
         order.value, way.value, steps.value = values
-        assert live.value.startswith("<img")
+        assert shown.outputs[0]["text/html"].startswith("<img")
 
 
 def test_without_ipywidgets_the_picture_shows_and_a_line_says_what_to_install(shown, monkeypatch, capsys):
@@ -117,4 +178,9 @@ def test_an_error_in_a_callback_is_shown():
     def fails(rows):
         raise ValueError(f"rows = {rows} <too many>")
 
-    assert widgets.as_html(fails, {"rows": 9}) == "<pre>ValueError: rows = 9 &lt;too many&gt;</pre>"
+    error, blank = widgets.bundles(fails, {"rows": 9}, 2)
+    assert error == {
+        "text/html": "<pre>ValueError: rows = 9 &lt;too many&gt;</pre>",
+        "text/plain": "ValueError: rows = 9 <too many>",
+    }
+    assert blank == {"text/html": "", "text/plain": ""}

@@ -1,11 +1,12 @@
 """Sliders. The only file that imports ipywidgets; without it the first picture shows, and a line says what to install.
 
-Each explorer shows its picture at the starting values first, as an output of its own, so a saved notebook has it too.
-Moving a slider replaces that picture by the live one in the same place. What a slider calls is a plain function from
-numbers to pictures, tested as such.
+Each explorer's pictures are plain outputs of the cell, and moving a slider updates these outputs. So a saved notebook
+holds the last pictures, also where the sliders are gone because their kernel is. What a slider calls is a plain
+function from numbers to pictures, tested as such.
 """
 
 import html
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -36,7 +37,9 @@ MISSING = (
     "The sliders of this cell need ipywidgets, which this kernel does not find. Install it into the environment of the "
     "kernel, and into JupyterLab's: pip install 'ipywidgets>=8.1,<9'. The picture above shows the starting values."
 )
+NOT_LIVE = "Here the sliders show once this cell has run, in a JupyterLab that has ipywidgets."
 LLAMA3_8B = Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
+CUTS = (0, 4, 7, 9, 10)
 ORDERS: dict[str, tuple[int, ...]] = {
     "0, 1, 2, 3": (0, 1, 2, 3),
     "3, 2, 1, 0": (3, 2, 1, 0),
@@ -56,11 +59,12 @@ def ragged_lengths(n_rows: int, longest: int) -> list[int]:
 def pages_of(rows: int, longest: int, page_size: int) -> list[Picture]:
     """The pages of a ragged batch, shuffled, with two free ones."""
     lengths = ragged_lengths(rows, longest)
-    n_pages = sum(-(-length // page_size) for length in lengths)
+    n_pages = [-(-length // page_size) for length in lengths]
     zeros = torch.zeros(rows, longest, 1, 1)
-    return [
-        draw_pages(PagedKVCache.from_dense(zeros, zeros, lengths, page_size=page_size, seed=0, n_pages=n_pages + 2))
-    ]
+    cache = PagedKVCache.from_dense(
+        zeros, zeros, lengths, page_size, seed=0, n_pages=sum(n_pages) + 2, max_pages=max(n_pages)
+    )
+    return [draw_pages(cache)]
 
 
 def plan_of(rows: int, longest: int, splits: int, stage: str) -> list[Picture]:
@@ -69,13 +73,18 @@ def plan_of(rows: int, longest: int, splits: int, stage: str) -> list[Picture]:
     return [draw_plan(made), draw_programs(made)]
 
 
-def merge_of(parts: Sequence[Part], order: str, way: str, steps: int) -> list[Picture]:
-    """The first steps of one merge of four parts; where an empty state matters, there is one at the end."""
-    members = ORDERS[order]
+def part_of(begin: int, end: int) -> Part:
+    """The state of the tokens begin:end where all scores are 0 and the values are the tokens' numbers."""
+    if begin == end:
+        return Part(begin, end, math.nan, -math.inf)
+    return Part(begin, end, (begin + end - 1) / 2, math.log(end - begin))
+
+
+def merge_of(cuts: Sequence[int], order: str, way: str, steps: int) -> list[Picture]:
+    """One merge of four states, as far as `steps` of them; where an empty state matters, the last one is empty."""
     if way == "empty state multiplied":
-        end = max(part.end for part in parts)
-        parts, members, steps = [*parts, Part(end, end, math.nan, -math.inf)], (*members, len(parts)), steps + 1
-    return [draw_merge(parts, [members], way, steps)]
+        cuts = [*cuts[:3], cuts[4], cuts[4]]
+    return [draw_merge([part_of(b, e) for b, e in itertools.pairwise(cuts)], [ORDERS[order]], way, steps)]
 
 
 def explore_pages(rows: int = 3, longest: int = 12, page_size: int = 4) -> None:
@@ -95,14 +104,14 @@ def explore_plan(rows: int = 4, longest: int = 8192, splits: int = 4, stage: str
     _explore(plan_of, ranges, {"rows": rows, "longest": longest, "splits": splits, "stage": stage})
 
 
-def explore_merge(parts: Sequence[Part]) -> None:
-    """Four non-empty parts; choices: the order, the way, right or wrong, and how many steps are drawn."""
+def explore_merge(cuts: Sequence[int] = CUTS) -> None:
+    """Four states, of the tokens between `cuts`; choices: the order, the way, right or wrong, how many are taken."""
 
-    def draw(order: str, way: str, steps: int) -> list[Picture]:
-        return merge_of(parts, order, way, steps)
+    def draw(order: str, way: str, states: int) -> list[Picture]:
+        return merge_of(cuts, order, way, states)
 
-    first = {"order": next(iter(ORDERS)), "way": next(iter(WAYS)), "steps": len(parts)}
-    _explore(draw, {"order": list(ORDERS), "way": list(WAYS), "steps": (1, len(parts), len(parts))}, first)
+    first = {"order": next(iter(ORDERS)), "way": next(iter(WAYS)), "states": 4}
+    _explore(draw, {"order": list(ORDERS), "way": list(WAYS), "states": (1, 4, 4)}, first)
 
 
 def _explore(draw: Callable[..., list[Picture]], ranges: Mapping[str, Any], first: dict[str, Any]) -> None:
@@ -110,29 +119,31 @@ def _explore(draw: Callable[..., list[Picture]], ranges: Mapping[str, Any], firs
     if display is None:
         print(*[picture.alt for picture in draw(**first)], sep="\n")
         return
-    still = [display(picture, display_id=True) for picture in draw(**first)]
+    outputs = [display(picture, display_id=True) for picture in draw(**first)]
     if ipywidgets is None:
         print(MISSING)
         return
-    live = ipywidgets.HTML()
     controls = {name: _control(name, values, first[name]) for name, values in ranges.items()}
 
     def redraw(change: Any = None) -> None:
-        live.value = as_html(draw, {name: control.value for name, control in controls.items()})
-        while still:  # the live picture takes the place of the first one
-            still.pop().update({"text/html": "", "text/plain": ""}, raw=True)
+        values = {name: control.value for name, control in controls.items()}
+        for output, bundle in zip(outputs, bundles(draw, values, len(outputs))):
+            output.update(bundle, raw=True)
 
     for control in controls.values():
         control.observe(redraw, names="value")
-    display(ipywidgets.VBox([live, *controls.values()]))
+    # what a page shows that knows the sliders only from a saved notebook
+    display(ipywidgets.VBox(list(controls.values()))._repr_mimebundle_() | {"text/plain": NOT_LIVE}, raw=True)
 
 
-def as_html(draw: Callable[..., list[Picture]], values: dict[str, Any]) -> str:
-    """The pictures, or the error in words: an exception in a slider's callback would vanish."""
+def bundles(draw: Callable[..., list[Picture]], values: dict[str, Any], n_outputs: int) -> list[dict[str, str]]:
+    """What the outputs show: pictures, or the error in words. An exception in a slider's callback would vanish."""
     try:
-        return "".join(picture.html() for picture in draw(**values))
+        return [picture._repr_mimebundle_() for picture in draw(**values)]
     except Exception as error:
-        return f"<pre>{html.escape(f'{type(error).__name__}: {error}')}</pre>"
+        words = f"{type(error).__name__}: {error}"
+        blank = {"text/html": "", "text/plain": ""}
+        return [{"text/html": f"<pre>{html.escape(words)}</pre>", "text/plain": words}] + [blank] * (n_outputs - 1)
 
 
 def _control(name: str, values: Any, start: Any) -> Any:
