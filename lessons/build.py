@@ -45,7 +45,11 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
     os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(LESSONS.parent)})
     try:
         NotebookClient(
-            notebook, kernel_name="python3", timeout=CELL_SECONDS, resources={"metadata": {"path": str(folder)}}
+            notebook,
+            kernel_name="python3",
+            timeout=CELL_SECONDS,
+            resources={"metadata": {"path": str(folder)}},
+            extra_arguments=["--log-level=ERROR"],  # not its warning that the kernel's sockets are not encrypted
         ).execute()
     finally:
         os.environ.clear()

@@ -13,11 +13,15 @@
 # %% [markdown]
 # # 00 The paged KV cache
 #
-# **To write one token, a language model reads everything it has kept of the tokens before.** That store is the KV cache: a key K and a value V for each token. The arithmetic on it is small. The bytes are many. So this course asks one question again and again: which program reads which bytes?
+# **To write one token, a language model reads everything it has kept of the tokens before.** That store is the KV cache: for each token a key K and a value V. Each of the model's **KV heads** has its own K and V, vectors of **head_dim** numbers. The arithmetic on them is small. The bytes are many.
+#
+# A GPU runs a **kernel**, a function, as many **programs** side by side. (CUDA calls them thread blocks; we write kernels in Triton, which says programs.) Each program has a number, and finds out from it which work is its own. So this course asks one question again and again: which program reads which bytes?
 #
 # This lesson shows where the bytes lie, what is computed from them, and why memory sets the speed.
 #
-# Each step has a claim, a picture or a short cell, and its result. Where you read **Predict**, decide first, then run the cell. No GPU is needed: without one, our Triton kernels run in Triton's interpreter, slowly and correctly.
+# Each step has a claim, a picture or a short cell, and its result. Where you read **Predict**, decide first, then run the cell. The outputs are saved with the lesson, so that it can be read without running anything. So clear them before you begin, or you will see each answer beside its question: **Edit → Clear Outputs of All Cells**.
+#
+# No GPU is needed: without one, our Triton kernels run in Triton's interpreter, slowly and correctly.
 
 # %%
 import pkv
@@ -28,9 +32,9 @@ print(f"Kernels run {where}.")
 # %% [markdown]
 # ## A row's tokens lie in pages
 #
-# A **row** is one sequence of the batch. Its tokens are kept in **pages** of equal size, here 4 tokens. A page has one **slot** per token. All pages come from one **pool**, and a row takes a new page only when it needs one. So a row's pages may lie anywhere in the pool.
+# A **row** is one sequence of the batch. Its tokens are kept in **pages** of equal size, here 4 tokens. A page has one **slot** per token. All pages come from one **pool**, and a row takes a new page only when it needs one. So a row's pages may lie anywhere in the pool. In the order of the row's tokens we count them as its **logical pages** 0, 1, 2, ...
 #
-# Below are two rows, of 3 and of 10 tokens. To make things checkable by hand, every key and value of token *t* is the number *t*.
+# Below are two rows, of 3 and of 10 tokens. To make things checkable by hand, every key and value of token *t* is the number *t*. A range begin:end holds begin and stops before end, as in Python: 0:3 are the tokens 0, 1 and 2.
 
 # %%
 import torch
@@ -46,7 +50,7 @@ cache = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=3, 
 viz.draw_pages(cache)
 
 # %% [markdown]
-# The **block table** is what connects the two halves of the picture: one line per row, one page number per logical page. Entries that a row does not use hold -1 here, but may hold anything.
+# The **block table** is what connects the two halves of the picture: one line per row, one page number per logical page. Here it has more columns than any row has pages: the pool has free pages, and either row may still take them all. Entries that a row does not use hold -1 here, but may hold anything.
 
 # %%
 print("block table", cache.block_table.tolist())
@@ -69,11 +73,11 @@ print(
 viz.draw_pages(cache, highlight=(row, token))
 
 # %% [markdown]
-# Division gives the logical page, the remainder gives the slot, and the table gives the page. That is the whole of paging. Our kernel does the same, one page number per page and not per token (`find_pages` in `pkv/tile.py`).
+# Division gives the logical page, the remainder gives the slot, and the table gives the page. That is the whole of paging. Our kernel does the same (`find_pages` in `pkv/tile.py`). The tokens of a page share their page number, so it looks up each page once, not each token.
 #
 # ## A row grows without moving
 #
-# **Predict.** Each row gets two more tokens. Which of the two needs a new page, and at which of the two tokens?
+# **Predict.** Each row gets two more tokens, the same number for both. Which row needs a new page, and for its first new token or its second?
 
 # %%
 for token in (3, 4):
@@ -93,7 +97,7 @@ viz.draw_pages(cache)
 #
 # Each row brings one **query** vector q per query head, for the token to come. For a row with L tokens:
 #
-# - score[t] = scale · q · k[t], for each of its tokens t
+# - score[t] = scale · (q · k[t]), for each of its tokens t. q · k[t] is a dot product of head_dim numbers. The **scale** is 1 / sqrt(head_dim) unless you give another; without it, scores would grow with head_dim
 # - **out** = the mean of v[t], weighted by exp(score[t])
 # - **lse** = ln of the sum of exp(score[t]), the *log-sum-exp*: how heavy the whole row weighs. Lesson 01 needs it.
 #
@@ -129,7 +133,14 @@ print(pkv.decode(q, head_cache, stage="reference")[1, :, 0].tolist())
 #
 # Now the same through our own Triton kernel. One **program** takes one KV head of one row, and serves all G query heads of its group: each key and each value is read once for G heads. `splits=1` says that no row is cut; lesson 01 changes that.
 #
-# A **plan** says which program reads which tokens. It is a value: print it, draw it, run it. At the end of a cell it draws itself.
+# A **plan** says which program reads which tokens. It is a value: print it, draw it, run it. At the end of a cell it draws itself. The words in it:
+#
+# - An **item** is a token range of one row.
+# - A **tile** is what a program reads at a time, 16 tokens.
+# - A **launch** is the start of one kernel.
+# - An **SM**, a *streaming multiprocessor*, is a part of the GPU that runs programs. It holds several at once; how many depends on the registers and the shared memory that one program takes, and so on head_dim.
+#
+# A good plan depends on the GPU. So that your pictures are those of this text, we plan for an RTX 3060, which has 28 SMs, whatever you have. Leave out `gpu=`, and `pkv.plan` takes the GPU at hand, or the RTX 3060 if there is none.
 
 # %%
 shape = pkv.Shape.of(q, cache)
@@ -140,9 +151,9 @@ plan
 print(plan)
 
 # %% [markdown]
-# An **item** is a token range of one row. A **tile** is what a program reads at a time, 16 tokens. Here both rows fit into one tile each, so each row is one item.
+# Each row is one item here. **Waves** counts how often the GPU is filled: programs, divided by all that its SMs hold at once. Far below 1, most of it has nothing to do.
 #
-# We run the plan on random numbers and compare with the reference in fp64. The tolerance is not chosen by us: it is twice what a plain fp16 computation of the same formula is off by, plus rounding.
+# We run the plan on random numbers in fp16 (2 bytes each) and compare with the same formula in fp64 (8 bytes), whose rounding is too small to matter. `Yardstick` computes that, and a tolerance. The tolerance is not chosen by us: it is twice what a plain fp16 computation of the same formula is off by, plus rounding.
 
 # %%
 from pkv.accuracy import Yardstick
@@ -167,8 +178,8 @@ for seed in (None, 1, 2):
     shuffled = pkv.PagedKVCache.from_dense(k, v, lengths=[3, 10], page_size=4, seed=seed)
     again, _ = pkv.run(q, shuffled, plan)
     print(
-        "first pages",
-        shuffled.block_table[:, 0].tolist(),
+        "pages of row 1:",
+        shuffled.block_table[1].tolist(),
         "every bit equal:",
         torch.equal(again, out),
     )
@@ -244,7 +255,7 @@ print(
 # %% [markdown]
 # ## Bytes and arithmetic
 #
-# Now to speed. For one token of one row, K and V are 2 · n_kv_heads · head_dim numbers, and each is read once. The arithmetic is 4 · n_q_heads · head_dim flop: q · k and weight · v, each a multiply and an add.
+# Now to speed. For one token of one row, K and V are 2 · n_kv_heads · head_dim numbers, and each is read once. The arithmetic is 4 · n_q_heads · head_dim **flop** (floating-point operations): q · k and weight · v, each a multiply and an add.
 #
 # We take the sizes of Llama-3-8B: 32 query heads, 8 KV heads, head_dim 128, fp16, in each of its 32 layers.
 #
@@ -273,31 +284,49 @@ for n_kv_heads in (32, 8, 4):
 # %% [markdown]
 # ## The roofline
 #
-# A GPU can move so many bytes a second and do so many flop a second. Divide, and you get its **ridge**: with fewer flop per byte than that, memory is the limit. The roofs below are the vendor's numbers.
-#
-# **Predict.** On which side of the ridge does decode attention lie, and by how much?
+# A GPU can move so many bytes a second and do so many flop a second. Divide, and you get its **ridge**: with fewer flop per byte than that, memory is the limit. These are the vendors' numbers (1 TFLOP/s is 1000 GFLOP/s):
+
+# %%
+cards = [viz.roofs_of("rtx3060"), viz.roofs_of("h200")]
+for card in cards:
+    print(f"{card.title}: {card.gb_per_s:,g} GB/s, {card.tflop_per_s:g} TFLOP/s in fp16")
+
+# %% [markdown]
+# **Predict.** Where is each card's ridge, in flop per byte? On which side of it does decode attention with G = 4 lie, and by which factor?
 
 # %%
 viz.draw_roofline(shapes)
+
+# %%
+for card in cards:
+    factor = card.ridge / viz.flop_per_byte(llama)
+    print(f"{card.title}: ridge at {card.ridge:.0f}, {factor:.0f} times G = {llama.group}")
 
 # %% [markdown]
 # Far to the left. No better arithmetic helps. What helps is to read each byte once, and to keep the memory busy all the time. From the bytes and the data sheet follows the least time that any kernel can take:
 
 # %%
-for gpu in ("rtx3060", "h200"):
-    roofs = viz.roofs_of(gpu)
-    least = 65536 * llama.kv_bytes_per_token / roofs.gb_per_s / 1e3
-    print(f"{roofs.title}: at least {least:.0f} microseconds a layer for 65,536 tokens")
+for card in cards:
+    least = 65536 * llama.kv_bytes_per_token / card.gb_per_s / 1e3
+    print(f"{card.title}: at least {least:.0f} microseconds a layer for 65,536 tokens")
 
 # %% [markdown]
 # ## Try it
 #
-# Run this cell in JupyterLab, and move the sliders. With which page size does the batch waste the fewest slots? What does the smallest page cost instead? (Count the entries of the block table.)
+# Run this cell in JupyterLab, and move the sliders. The notebook saves the picture that you saw last, but not the sliders. When you open it again, run the cell again to have them back, also where JupyterLab says *Error displaying widget*.
+#
+# Large pages leave slots unused. Small pages need a large block table, which must be kept up to date on the GPU. The text in the picture counts both. Say that at most 10 slots may be unused, and that the table may have at most 60 entries.
+#
+# - Set 4 rows, the longest of 40 tokens. Which page sizes will do?
+# - Set 6 rows, the longest of 37 tokens. And now?
 
 # %%
 from pkv.viz import widgets
 
 widgets.explore_pages(rows=3, longest=12, page_size=4)
+
+# %% [markdown]
+# **Answer.** In the first batch, page sizes 3 and 4. With 2 the table has 80 entries, with 8 there are 13 unused slots. Size 4 wastes fewer slots than 3 there: what counts is how the lengths divide, not only the size. In the second batch none will do: size 3 needs 78 entries, and size 4 leaves 11 slots unused. One of the two limits must give.
 
 # %% [markdown]
 # ## Measure it

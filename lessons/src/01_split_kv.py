@@ -16,6 +16,8 @@
 # **One program per KV head leaves most of a GPU without work. So we cut rows into splits, give each split a program, and merge what they find. The merge is exact.**
 #
 # [Lesson 00](00_paged_kv_cache.ipynb) ended with one program per row and KV head. This lesson changes nothing in the arithmetic. It changes who reads which tokens.
+#
+# As there: before you begin, clear the saved outputs (**Edit → Clear Outputs of All Cells**), and decide at each **Predict** before you run the cell.
 
 # %%
 import pkv
@@ -26,7 +28,7 @@ print(f"Kernels run {where}.")
 # %% [markdown]
 # ## Few programs, many SMs
 #
-# A GPU runs programs on its streaming multiprocessors, the **SMs**. The RTX 3060 has 28. A program runs on one SM from start to end, and an SM holds several programs at once, so that some compute while others wait for memory.
+# A GPU runs programs on its streaming multiprocessors, the **SMs**. The RTX 3060 has 28. A program runs on one SM from start to end, and an SM holds several programs at once, so that some compute while others wait for memory. How many depends on the registers and the shared memory that one program takes. With head_dim 128 an SM of the RTX 3060 holds 4; in lesson 00, with head_dim 64, it held 8.
 #
 # **Predict.** One row of 65,536 tokens, 8 KV heads, one program per KV head. How many of the 28 SMs have anything to do?
 
@@ -52,16 +54,27 @@ viz.draw_programs(unsplit)
 #
 # **Split-KV** cuts a row's tokens into ranges, the **splits**. Each split of each KV head is a program of its own.
 #
-# **Predict.** How many splits of this row fill all 28 SMs exactly once? The note in the picture says how many programs an SM holds.
+# **Predict.** How many splits of this row give each of the 28 SMs exactly the 4 programs that it can hold?
 
 # %%
 split = pkv.plan([65536], llama, stage="split_kv", gpu="rtx3060")
-n_sms, per_sm, heads = split.gpu.n_sms, split.programs_per_sm, llama.n_kv_heads
-print(f"{n_sms} SMs x {per_sm} programs / {heads} KV heads = {split.n_items} splits")
 viz.draw_programs(split)
 
 # %% [markdown]
-# This is the default when you do not ask for a number: as many splits as fill the GPU once, none shorter than two tiles.
+# So many splits the plan takes when you do not ask for a number. What does it take for an H200, which has 132 SMs?
+
+# %%
+from pkv.stages.s1_split_kv import BUSY_PROGRAMS
+
+for gpu in ("rtx3060", "h200"):
+    split = pkv.plan([65536], llama, stage="split_kv", gpu=gpu)
+    n_sms, holds = split.gpu.n_sms, split.programs_per_sm
+    used = min(holds, BUSY_PROGRAMS)
+    print(f"{gpu}: {n_sms} SMs x {used} programs / {llama.n_kv_heads} KV heads", end="")
+    print(f" = {split.n_items} splits (an SM could hold {holds} programs)")
+
+# %% [markdown]
+# For a single row, the plan takes at most 4 programs per SM (`BUSY_PROGRAMS`), even if an SM could hold more: 4 already keep the memory busy, and each further split leaves one more state to merge. For several rows it takes as many as the SMs can hold, because short rows will leave some of theirs without work. And it never cuts the longest row into splits of less than two tiles.
 #
 # ## All rows are cut like the longest
 #
@@ -80,7 +93,7 @@ print(plan.items.tolist())
 plan
 
 # %% [markdown]
-# An empty item is not nothing. Its programs are launched, look up their bounds, find no token, and leave. Later lessons get rid of them. Here they stay visible.
+# An empty item is not nothing. Its programs are launched, look up their bounds, find no token, and leave. A later stage gets rid of them. Here they stay visible.
 #
 # ## What a split leaves behind
 #
@@ -163,7 +176,7 @@ print("48 ways, all within 1e-14:", worst < 1e-14)
 viz.draw_merge(drawn, [(0, 1, 2), (2, 1, 0), (0, 2, 1)], "average of the outs")
 
 # %% [markdown]
-# **The wrong logarithm.** Kernels compute in base 2, because exp2 is one instruction. FlashInfer returns its lse in base 2; ours is natural. Take one for the other, and a state counts too much.
+# **The wrong logarithm.** Kernels compute in base 2, because exp2 is one instruction. FlashInfer returns its lse in base 2; ours is natural. Take one for the other, and a heavy state counts too much: log2(w) is 1.44 · ln(w), so a state of weight w counts as w to the power of 1.44.
 #
 # **Predict.** Part A: 3 tokens of value 1. Part B: 1 token of value 0. What is right, and what comes out if both lse are in base 2 and are read as natural ones?
 
@@ -178,6 +191,8 @@ print(f"wrong: {pkv.merge([a2, b2])[0].item():.3f}   (log2 read as ln)")
 viz.draw_merge(drawn, [(0, 1, 2), (2, 1, 0)], "log2 read as ln")
 
 # %% [markdown]
+# The picture does the same to all three states of our row. Both orders agree, and both are wrong: that the order does not matter is not yet a proof.
+#
 # **Reading an empty state.** An empty state has lse -inf, so its weight is exp(-inf) = 0. Its out was never written: memory may hold anything there, also NaN. And 0 · NaN is NaN. So an empty state's out must not be read, or must be replaced before it is multiplied.
 
 # %%
@@ -221,6 +236,8 @@ for splits in (1, 2, 3, 5):
     print(f"splits={splits}: {plan.n_items:2} items, launches={launches}, right: {ok}")
 
 # %% [markdown]
+# The number of splits does not matter to the result. It matters to the launches, of which we count both kinds, decode and merge. With splits=1 each row is a single item, and the decode kernel writes its result. In all other plans the decode kernel leaves partial states, and a merge launch must follow.
+#
 # ## The rules of this stage, and what breaks
 #
 # | rule | without it |
@@ -255,6 +272,8 @@ for end_of_first, begin_of_second in [(16, 32), (16, 0), (20, 20)]:
 print(why_not(launches=plan.launches[:1]))
 
 # %% [markdown]
+# The last complaint names row 0, which has one item with tokens and one without. A row counts as split as soon as it has two items, empty or not: then its state lies with the partial states, and only a merge launch writes its result.
+#
 # What would have happened? We take the probe of lesson 00 for row 2 (q = 0, values 0 .. 39), and read what the items name: the good ones, those that lose tokens, those that read some twice.
 
 # %%
@@ -275,9 +294,9 @@ except ValueError as error:
 # %% [markdown]
 # ## Another cut: length buckets
 #
-# Empty items come from cutting short rows like long ones. Stage `length_buckets` avoids them: rows of equal length share a launch of their own, with bounds of their own. The kernel is the same.
+# Most empty items come from cutting short rows like long ones. Stage `length_buckets` does not do that: rows of equal length share a decode launch of their own, with bounds of their own, and a merge launch. The kernels are the same. Only a row with fewer tiles than splits still has empty items, because one tile is never cut.
 #
-# **Predict.** Eight rows of eight different lengths. How many launches does `split_kv` need, and how many does `length_buckets`?
+# **Predict.** Eight rows of eight different lengths. How many launches does `split_kv` need, decode and merge together, and how many does `length_buckets`?
 
 # %%
 eight = [4096, 9000, 2100, 12000, 700, 5000, 30000, 1500]
@@ -295,25 +314,37 @@ plans[0]
 plans[1]
 
 # %% [markdown]
-# Two launches with empty programs, or a decode and a merge launch for every distinct length. Launches run one after another. Each must wait for the last program of the one before, and each alone may be too small for the GPU:
+# Two launches with empty programs, or two launches for every distinct length. Launches run one after another. Each must wait for the last program of the one before, and each alone may be too small for the GPU. We see it with 2 splits per row in place of 8, so that a decode launch has 2 · 8 programs:
 
 # %%
 viz.draw_programs(pkv.plan(eight, llama, stage="length_buckets", splits=2, gpu="rtx3060"))
 
 # %% [markdown]
-# Neither cut is good for all batches. Lesson 02 gets exact bounds in two launches.
+# Neither cut is good for all batches. A later stage gets exact bounds in two launches.
 #
 # ## Try it
 #
-# Run these cells in JupyterLab. In the first, find a batch for which `split_kv` leaves no program empty. In the second, break the merge and see whether the order starts to matter.
+# Run these cells in JupyterLab. They need no cell above them.
+#
+# In the first, set 2 rows, the longest of 8,192 tokens. How many splits does `split_kv` need at least, so that every SM gets a token to read? How many of its programs are then empty? And what does `length_buckets` need for it, in splits and in launches?
 
 # %%
 from pkv.viz import widgets
 
 widgets.explore_plan(rows=4, longest=8192, splits=4)
 
+# %% [markdown]
+# **Answer.** `split_kv` needs 3 splits, and 8 of its 48 programs are empty. `length_buckets` needs 4 splits, because each of its decode launches must fill the SMs alone, and 4 launches; no program is empty.
+#
+# In the second, ten tokens are cut at 4, 7 and 9. Break the merge. In which of the wrong ways does the order matter?
+
 # %%
-widgets.explore_merge([part_of(0, 4), part_of(4, 7), part_of(7, 9), part_of(9, 10)])
+from pkv.viz import widgets
+
+widgets.explore_merge([0, 4, 7, 9, 10])
+
+# %% [markdown]
+# **Answer.** Only averaging depends on the order. With the wrong logarithm, and with an empty state that is read, all orders end at the same wrong result.
 
 # %% [markdown]
 # ## Measure it
@@ -367,4 +398,4 @@ else:
 # - Fewer programs than SMs waste SMs. Splits make more programs out of few rows.
 # - A state is out and lse. States of disjoint tokens merge exactly, in any order; an empty state is neutral and is never read.
 # - `split_kv` cuts all rows like the longest: two launches, and empty programs where rows are short.
-# - `length_buckets` has no empty programs, and two launches for every distinct length.
+# - `length_buckets` has two launches for every distinct length, and no empty programs as long as each row has at least as many tiles as splits.
