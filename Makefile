@@ -11,7 +11,7 @@ JOBS ?= 2
 ARGS ?=
 
 ifdef PY
-SETUP :=
+SETUP := usable
 TYPOS := typos
 else
 PY := $(VENV)/bin/python
@@ -26,7 +26,7 @@ ON_CPU := CUDA_VISIBLE_DEVICES=
 SOURCES := pkv tests lessons/src lessons/build.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab demo test lint test-all test-gpu clean
+.PHONY: help setup usable lab demo test lint test-all test-gpu clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -56,7 +56,7 @@ clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-ifneq ($(SETUP),)
+ifneq ($(SETUP),usable)
 setup: $(SETUP) ## make .venv and install into it (every command does this by itself)
 
 $(SETUP): pyproject.toml constraints.txt
@@ -83,4 +83,9 @@ endif
 else
 setup:
 	@echo 'PY is set: $(PY) is used as it is.'
+
+usable:
+	@$(PY) -c 'import sys; from importlib.util import find_spec as f; sys.exit(not (f("torch") and f("numpy")))' || { \
+	  echo '$(PY) cannot run pkv: torch or numpy is missing. Leave out PY=, and make puts all that is needed into .venv.' >&2; \
+	  exit 1; }
 endif

@@ -106,6 +106,28 @@ def test_make_without_a_usable_python_says_what_to_do(tmp_path):
     assert not (tmp_path / ".venv").exists()
 
 
+def bare_python(folder: Path) -> Path:
+    """A Python with its standard library and nothing else."""
+    path = folder / "bare-python"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("target", ["lab", "demo", "test", "test-gpu"])
+def test_make_with_a_python_that_lacks_torch_says_what_to_do(target, tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "MAKEFLAGS")}
+    done = subprocess.run(
+        ["make", target, f"PY={bare_python(tmp_path)}"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert done.stdout == ""
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
+    assert len(said) == 1, done.stderr
+    assert "torch or numpy is missing. Leave out PY=" in said[0]
+
+
 def readme_blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
