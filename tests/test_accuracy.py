@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from cases import DTYPES, Case, batch, decode, stages
+from cases import DTYPES, Case, batch, decode, paged, stages
 
 import pkv
 from pkv.accuracy import Accuracy, Yardstick
@@ -104,8 +104,15 @@ def test_one_lost_token_is_not_ok(lost):
     assert not Yardstick(q, cache).measure(*decode(q, fewer, "reference")).ok
 
 
-def test_the_budget_is_twice_what_plain_arithmetic_is_off_by():
+@pytest.mark.parametrize("mainly", ["the-result", "the-weights"])
+def test_the_budget_is_twice_what_plain_arithmetic_is_off_by(mainly):
+    """What is rounded: the result, and the weights, which shows where nearly equal weights meet values that cancel."""
     q, cache = batch(Case("budget", [40]))
+    if mainly == "the-weights":
+        k, _ = cache.gather(0)
+        v = torch.full_like(k, 30.0)
+        v[::2] *= -1
+        q, cache = q / 16, paged(k.cpu()[None], v.cpu()[None], [40])
     eager = torch.zeros(4, 64)
     k, v = (x.cpu().float() for x in cache.gather(0))
     for head in range(4):
@@ -116,6 +123,7 @@ def test_the_budget_is_twice_what_plain_arithmetic_is_off_by():
     error = float((eager - truth).abs().max())
     band = torch.finfo(torch.float16).eps / 2 * float(truth.abs().max())
     assert yardstick.tolerance == pytest.approx(2 * (error + band), rel=0.2)
+    assert (error > 3 * band) == (mainly == "the-weights")
 
 
 def test_no_rows():

@@ -278,6 +278,24 @@ def test_what_the_reference_can_do():
         assert out.isfinite().all()
 
 
+TOO_LARGE = {
+    "decode": ([1], pkv.Shape(2**20, 2**20, 16, 16, HALF), 2048),  # splits x heads, each a program
+    "merge": ([1] * 512, pkv.Shape(2**20, 1, 16, 16, HALF), 1),  # rows x query heads x blocks of dims
+}
+
+
+@pytest.mark.parametrize(("lengths", "shape", "splits"), TOO_LARGE.values(), ids=TOO_LARGE)
+def test_more_programs_than_a_grid_can_have(lengths, shape, splits):
+    message = (
+        rf"{len(lengths)} rows x {splits} splits x {shape.grid_heads} heads exceed a grid of 2\*\*31 - 1 programs: "
+        "use fewer splits, or decode the rows in parts"
+    )
+    with pytest.raises(ValueError, match=message):
+        pkv.plan(lengths, shape, splits=splits)
+    fewer = (lengths[1:], splits) if len(lengths) > 1 else (lengths, splits - 1)
+    assert pkv.plan(fewer[0], shape, splits=fewer[1]).n_rows == len(fewer[0])
+
+
 # --- scale ---
 
 

@@ -296,7 +296,11 @@ def test_one_side_unaligned_is_enough_to_drop_the_promise(side):
     [
         (194, 20488, 1, 86, 4),  # shared memory: 102,400 / (20,488 + 1,024, rounded up)
         (194, 20488, 1, 90, 10),  # registers: 65,536 / (32 * 200, in units of 256)
-        (128, 0, 1, 86, 16),  # the card holds no more programs
+        (128, 0, 1, 86, 16),  # registers again: 65,536 / (32 * 128)
+        (32, 0, 1, 86, 16),  # the card holds no more programs
+        (32, 0, 1, 89, 24),
+        (32, 0, 1, 90, 32),
+        (32, 10_353, 1, 86, 8),  # shared memory comes in units of 128 bytes: else it were 9
         (32, 1024, 16, 86, 3),  # 1,536 threads
         (255, 0, 8, 80, 1),  # 65,536 / 65,536
         (255, 0, 16, 80, 1),  # never 0

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pkv
-from pkv.configs import block_of
+from pkv import merging
+from pkv.configs import WARP_THREADS, block_of
 from pkv.launching import strided
-from pkv.merging import launch_merge
+from pkv.merging import LARGEST_BLOCK_S, launch_merge
 from pkv.tile import KernelShape, StateArgs
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -49,6 +50,13 @@ def by_formula(states):
     return out, lse
 
 
+def merge_shape(n_heads, head_dim):
+    return KernelShape(
+        GROUP=n_heads, N_KV_HEADS=1, HEAD_DIM=head_dim, PAGE_SIZE=16, HEAD_BLOCKS=1, BLOCK_H=16,
+        BLOCK_D=block_of(head_dim), BLOCK_N=16, STAGES=1, ALIGNED=True, WIDEN=pkv.INTERPRETED,
+    )  # fmt: skip
+
+
 def kernel_merge(states, most_items=None):
     """The Triton kernel on states (out [n_rows, n_heads, D], lse [n_rows, n_heads]); each is one item of every row."""
     n_rows, n_heads, head_dim = states[0][0].shape
@@ -58,12 +66,8 @@ def kernel_merge(states, most_items=None):
     result = torch.full((n_rows, n_heads, head_dim), math.nan, device=DEVICE)
     result_lse = torch.full((n_rows, n_heads), math.nan, device=DEVICE)
     offsets = torch.arange(n_rows + 1, dtype=torch.int32, device=DEVICE) * n
-    shape = KernelShape(
-        GROUP=n_heads, N_KV_HEADS=1, HEAD_DIM=head_dim, PAGE_SIZE=16, HEAD_BLOCKS=1, BLOCK_H=16,
-        BLOCK_D=block_of(head_dim), BLOCK_N=16, STAGES=1, ALIGNED=True, WIDEN=pkv.INTERPRETED,
-    )  # fmt: skip
     args = (StateArgs(strided(out), strided(lse)), StateArgs(strided(result), strided(result_lse)))
-    launch_merge(*args, offsets, None, n_rows, most_items or n, shape)
+    launch_merge(*args, offsets, None, n_rows, most_items or n, merge_shape(n_heads, head_dim))
     return result.cpu(), result_lse.cpu()
 
 
@@ -193,6 +197,47 @@ def test_split_kv_merges_what_it_wrote(splits, monkeypatch, nan_memory):
         want, want_lse = pkv.merge([(seen["out"][item], seen["lse"][item]) for item in items])
         torch.testing.assert_close(out[row], want, atol=2e-6, rtol=2e-6)
         torch.testing.assert_close(lse[row], want_lse, atol=2e-6, rtol=2e-6)
+
+
+def test_rows_of_any_number_of_items():
+    """A row of one item was written by its decode program: the merge leaves it as it is. 300 items take two turns."""
+    counts, n_heads, head_dim = [2, 1, 0, 300, 17, 1], 2, 16
+    assert max(counts) > LARGEST_BLOCK_S
+    offsets = [sum(counts[:row]) for row in range(len(counts) + 1)]
+    states = states_of(offsets[-1], shape=(n_heads,), empty=range(5, 300, 7))
+    out, lse = (torch.stack(parts).float().to(DEVICE) for parts in zip(*states, strict=True))
+    result = torch.full((len(counts), n_heads, head_dim), 7.0, device=DEVICE)
+    result_lse = torch.full((len(counts), n_heads), 7.0, device=DEVICE)
+    for row, count in enumerate(counts):
+        if count == 1:  # not where its state lies
+            out[offsets[row]], lse[offsets[row]] = math.nan, math.nan
+    args = (StateArgs(strided(out), strided(lse)), StateArgs(strided(result), strided(result_lse)))
+    on_device = torch.tensor(offsets, dtype=torch.int32, device=DEVICE)
+    launch_merge(*args, on_device, None, len(counts), max(counts), merge_shape(n_heads, head_dim))
+    for row, count in enumerate(counts):
+        mine = states[offsets[row] : offsets[row + 1]]
+        want, want_lse = by_formula(mine) if mine else (torch.zeros(n_heads, head_dim), torch.full((n_heads,), -INF))
+        if count == 1:
+            want, want_lse = torch.full((n_heads, head_dim), 7.0), torch.full((n_heads,), 7.0)
+        torch.testing.assert_close(result[row].cpu().double(), want.double(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(result_lse[row].cpu().double(), want_lse.double(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("head_dim", [16, 80, 128, 256])
+@pytest.mark.parametrize("most_items", [1, 2, 16, 66, 256, 300, 65_536])
+def test_a_block_of_states_fits_registers(most_items, head_dim, monkeypatch):
+    """The states a program loads at once take at most half of the 255 registers that a thread can have."""
+    seen = []
+
+    def launched(*args, num_warps):
+        seen.append((args[-2], args[-1], num_warps))
+
+    monkeypatch.setattr(merging, "merge_kernel", {(3 * 2 * n,): launched for n in range(1, 9)})
+    launch_merge(None, None, None, None, 3, most_items, merge_shape(2, head_dim))
+    ((block_s, dim_blocks, num_warps),) = seen
+    assert block_s >= min(most_items, LARGEST_BLOCK_S), "the states fit, and yet they are read in turns"
+    assert block_s * block_of(head_dim) // dim_blocks <= 128 * WARP_THREADS * num_warps
+    assert (block_s & (block_s - 1), block_of(head_dim) % dim_blocks) == (0, 0)
 
 
 # --- dtypes and errors ---

@@ -192,6 +192,12 @@ def test_default_splits_fill_the_gpu_at_hand():
     assert pkv.plan([0, 0], LLAMA).n_items == 2
 
 
+def test_default_splits_are_no_shorter_than_pays():
+    """A split of fewer than 2 tiles of 16 costs more in its partial state than it saves."""
+    n_items = {length: pkv.plan([length], LLAMA, gpu="h200").n_items for length in (1, 16, 32, 48, 49, 64, 112, 640)}
+    assert n_items == {1: 1, 16: 1, 32: 1, 48: 1, 49: 2, 64: 2, 112: 3, 640: 20}
+
+
 def test_the_longest_row_there_can_be():
     longest = 2**31 - 64
     plan = pkv.plan([longest, 5], SHAPE, splits=3)
@@ -424,10 +430,24 @@ def test_a_stale_plan_is_refused(stage, options, launched):
     assert launched == [stage]
 
 
+@pytest.mark.parametrize(("stage", "options"), stage_params({}, {"splits": 2}))
+def test_a_plan_is_stale_once_a_row_was_freed(stage, options, launched):
+    k = torch.zeros(2, 40, 2, 64, dtype=torch.float16, device=DEVICE)
+    cache = pkv.PagedKVCache.from_dense(k, k, [5, 40])
+    q = torch.zeros(2, 4, 64, dtype=torch.float16, device=DEVICE)
+    plan = pkv.plan(cache.host_lengths, pkv.Shape.of(q, cache), stage=stage, **options)
+    cache.free(1)
+    with pytest.raises(ValueError, match=r"plan is stale.*row 1 has 0 tokens.*planned for 40: make a new plan"):
+        pkv.run(q, cache, plan)
+    assert launched == []
+
+
 @pytest.mark.parametrize(
     ("lengths", "shape", "message"),
     [
         ((40, 5), {}, r"plan is stale or of another cache: row 0 has 40 tokens, it was planned for 5"),
+        ((5, 39), {}, r"plan is stale or of another cache: row 1 has 39 tokens, it was planned for 40: make"),
+        ((0, 40), {}, r"plan is stale or of another cache: row 0 has 0 tokens, it was planned for 5"),
         ((5, 40, 1), {}, r"plan has 2 rows, the cache 3"),
         (
             (5, 40),
@@ -437,7 +457,7 @@ def test_a_stale_plan_is_refused(stage, options, launched):
         ((5, 40), {"n_q_heads": 8}, r"another shape than .* \(n_q_heads 4 against 8\)"),
         ((5, 40), {"head_dim": 128}, r"another shape than .* \(head_dim 64 against 128\)"),
     ],
-    ids=["lengths", "rows", "page-size", "heads", "head-dim"],
+    ids=["lengths", "a-token-fewer", "an-empty-row", "rows", "page-size", "heads", "head-dim"],
 )
 @pytest.mark.parametrize("stage", stages())
 def test_a_plan_of_another_cache_is_refused(stage, lengths, shape, message, launched):

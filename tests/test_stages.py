@@ -30,7 +30,14 @@ from cases import (
 )
 
 import pkv
+from pkv import merging
+from pkv._triton import tl, triton
 from pkv.accuracy import Yardstick
+from pkv.checks import LONGEST_ROW
+from pkv.launching import strided
+from pkv.merging import launch_merge
+from pkv.stages import s1_split_kv
+from pkv.tile import KernelShape, StateArgs
 
 # -inf - -inf and 0 * NaN are silent on a GPU; the interpreter leaves a numpy warning.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -140,10 +147,12 @@ def test_a_dynamic_plan_serves_shorter_lengths(stage, options, nan_memory):
         assert_accurate(q, cache, out, lse)
 
 
-@pytest.mark.parametrize(("stage", "options"), split_stages(2))
-def test_the_longest_row_is_found_among_many(stage, options, nan_memory):
-    """Rows are searched 128 at a time, so the longest one comes last, after a first block of empty ones."""
-    lengths = [0] * 140 + [33]
+@pytest.mark.parametrize("where", [0, 130], ids=["first", "last"])
+@pytest.mark.parametrize(("stage", "options"), split_stages(1))
+def test_the_longest_row_is_found_among_many(stage, options, where, nan_memory):
+    """Rows are searched 128 at a time, so the longest one lies in a block of its own: before or after an empty one."""
+    lengths = [0] * 131
+    lengths[where] = 33
     q, cache = ramp(lengths, n_q_heads=1, n_kv_heads=1, head_dim=16)
     assert_ramp(*decode(q, cache, stage, **options), lengths)
 
@@ -512,9 +521,6 @@ class Grids:
 @pytest.mark.parametrize(("stage", "options"), split_stages(2))
 def test_a13_only_the_first_grid_axis_grows(stage, options, monkeypatch):
     """Axes 1 and 2 end at 65,535 blocks: 2,050 rows of 32 KV heads are already too many."""
-    from pkv import merging
-    from pkv.stages import s1_split_kv
-
     grids = Grids()
     kernels = (type(s1_split_kv.split_kv_kernel), type(merging.merge_kernel))
     for kind in set(kernels):  # whatever kernels the stage has
@@ -583,21 +589,28 @@ def test_scores_beyond_the_range_of_fp16(stage):
 
 
 def far(x, axis):
-    """A copy of x whose last index along `axis` lies beyond 2**31 elements."""
+    """A copy of x whose last index along `axis` lies beyond 2**31 elements, at a stride that itself fits 32 bits."""
     steps = max(x.shape[axis] - 1, 1)
     step = -(-(2**31) // steps // 16) * 16 + 16
     strides = list(torch.empty([n for a, n in enumerate(x.shape) if a != axis]).stride())
     strides.insert(axis, step)
     n_elements = sum((n - 1) * stride for n, stride in zip(x.shape, strides, strict=True)) + 1
     view = torch.empty(n_elements, dtype=x.dtype, device=x.device).as_strided(x.shape, strides)
-    assert steps * step >= 2**31
+    assert step < 2**31 <= steps * step, "a larger stride is a 64-bit argument, and its products are right by chance"
     return view.copy_(x)
 
 
-def decode_far(stage, what):
+def decode_far(stage, whats):
     """Decode with one axis of one argument stretched beyond 2**31 elements; the answer must not change."""
+    q, near = batch(Case("far", [19, 9, 5], page_size=9, n_q_heads=3, n_kv_heads=3, head_dim=16), spare_columns=0)
+    wanted = {splits: decode(q, near, stage, splits=splits) for splits in (1, 2)}
+    for what in whats:
+        decode_one_far(stage, what, q, near, wanted)
+        print("as near", what)
+
+
+def decode_one_far(stage, what, q, near, wanted):
     argument, *axis = what.split("-")
-    q, near = batch(Case("far", [18, 9, 5], page_size=9, n_q_heads=3, n_kv_heads=3, head_dim=16), spare_columns=0)
     if argument == "pages":
         axes = {"page": 0, "token": 1, "head": 2, "dim": 3}
         k, v = (far(x, axes[axis[0]]) for x in (near.k_pages, near.v_pages))
@@ -610,20 +623,18 @@ def decode_far(stage, what):
     else:
         cache = near
     stretched = far(q, {"row": 0, "head": 1, "dim": 2}[axis[0]]) if argument in ("q", "out") else q
-    for splits in (1, 2):
-        want = decode(q, near, stage, splits=splits)
+    for splits, want in wanted.items():
         if argument == "out":
             got = decode(q, near, stage, splits=splits, out=stretched)
         else:
             got = decode(stretched, cache, stage, splits=splits)
         assert_same(stage, want, got)
-    print("as near", what)
 
 
 FAR = [f"pages-{axis}" for axis in ("page", "token", "head", "dim")]
 FAR += [f"{x}-{axis}" for x in ("q", "out") for axis in ("row", "head", "dim")]
 FAR += ["table-row", "table-column", "lengths"]
-OFTEN = ["pages-page", "pages-dim", "q-row", "q-dim", "out-row", "out-dim", "lengths"]
+OFTEN = ["pages-page", "pages-dim", "q-row", "q-dim", "out-row", "out-dim", "table-row", "table-column", "lengths"]
 
 
 @pytest.mark.parametrize("stage", ON_CPU)
@@ -631,8 +642,7 @@ def test_a4_offsets_beyond_int32(stage, fresh):
     done = fresh(
         f"""
         import test_stages
-        for what in {OFTEN}:
-            test_stages.decode_far({stage!r}, what)
+        test_stages.decode_far({stage!r}, {OFTEN})
         for page in (32767, 32768):
             test_stages.decode_at_page({stage!r}, page)
         """
@@ -644,7 +654,7 @@ def test_a4_offsets_beyond_int32(stage, fresh):
 @pytest.mark.parametrize("what", [what for what in FAR if what not in OFTEN])
 @pytest.mark.parametrize("stage", ON_CPU)
 def test_a4_offsets_of_every_axis_beyond_int32(stage, what, fresh):
-    assert f"as near {what}" in fresh(f"import test_stages; test_stages.decode_far({stage!r}, {what!r})").out
+    assert f"as near {what}" in fresh(f"import test_stages; test_stages.decode_far({stage!r}, [{what!r}])").out
 
 
 def decode_at_page(stage, page):
@@ -662,13 +672,10 @@ def decode_at_page(stage, page):
 
 
 def decode_with_far_partials():
-    """The states of two rows kept where items 174,763 and up would keep theirs."""
-    from pkv.stages import s1_split_kv
-    from pkv.tile import StateArgs
-
-    first, n_items, heads_and_dims = 2**31 // (48 * 256) + 1, 8, 48 * 256
-    buffer = torch.empty((first + n_items) * heads_and_dims).view(-1, 48, 256)
-    lse_buffer = torch.empty((first + n_items) * 48).view(-1, 48)
+    """The states of two rows kept where items 174,082 and up would keep theirs."""
+    first, n_items = 2**31 // (48 * 257) + 1, 8
+    states = torch.empty(first + n_items, 48 * 257)  # of an item, so that out and lse both lie far
+    buffer, lse_buffer = states[:, : 48 * 256].unflatten(1, (48, 256)), states[:, 48 * 256 :]
 
     class FarArgs(s1_split_kv.KernelArgs):
         def __init__(self, *args):
@@ -686,5 +693,69 @@ def decode_with_far_partials():
     print("as near")
 
 
+MERGED = KernelShape(
+    GROUP=3, N_KV_HEADS=1, HEAD_DIM=16, PAGE_SIZE=16, HEAD_BLOCKS=1, BLOCK_H=16, BLOCK_D=16, BLOCK_N=16, STAGES=1,
+    ALIGNED=True, WIDEN=True,
+)  # fmt: skip
+
+
+def merge_far(what):
+    """Three rows, the second of 67 items; the states of one side stretched beyond 2**31 elements."""
+    side, name = what.split("-")
+    n_heads, offsets = 3, torch.tensor([0, 0, 67, 67], dtype=torch.int32)
+    sides = {
+        "partials": [randn(67, n_heads, 16, seed=1), randn(67, n_heads, seed=2)],
+        "result": [torch.full((3, n_heads, 16), math.nan), torch.full((3, n_heads), math.nan)],
+    }
+
+    def merged():
+        args = [StateArgs(strided(out), strided(lse)) for out, lse in sides.values()]
+        launch_merge(*args, offsets, None, 3, 67, MERGED)
+        return [x.clone() for x in sides["result"]]
+
+    want = merged()
+    part = ["out", "lse"].index(name)
+    sides[side][part] = far(sides[side][part], 0)
+    for a, b in zip(want, merged(), strict=True):
+        assert torch.equal(a, b)
+    print("as near", what)
+
+
+MERGE_FAR = ["partials-out", "partials-lse", "result-out", "result-lse"]
+
+
 def test_a4_partial_states_beyond_int32(fresh):
-    assert "as near" in fresh("import test_stages; test_stages.decode_with_far_partials()").out
+    done = fresh(
+        f"""
+        import test_stages
+        test_stages.decode_with_far_partials()
+        for what in {MERGE_FAR}:
+            test_stages.merge_far(what)
+        """
+    )
+    assert done.out.splitlines() == ["as near"] + [f"as near {what}" for what in MERGE_FAR]
+
+
+@triton.jit
+def show_range(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.constexpr):
+    """Stands for attend_tokens: a program's token range as its state."""
+    begins = tl.zeros([SHAPE.BLOCK_H, SHAPE.BLOCK_D], tl.float32) + begin
+    return begins, tl.zeros([SHAPE.BLOCK_H], tl.float32) + end
+
+
+@pytest.mark.skipif(not pkv.INTERPRETED, reason="only interpreted kernels can be given another attend_tokens")
+def test_splits_of_the_longest_row_there_can_be(monkeypatch):
+    """Its 2**27 tiles, nearly, times 64 splits exceed 32 bits: the kernel finds the items that were planned."""
+    monkeypatch.setattr(s1_split_kv, "attend_tokens", show_range)
+    monkeypatch.setattr(s1_split_kv, "launch_merge", lambda partials, *rest: seen.append(partials))
+    seen = []
+    q, cache = batch(Case("short", [5, 5], n_q_heads=1, n_kv_heads=1, head_dim=16))
+    lengths = [LONGEST_ROW, 5]
+    cache.lengths.copy_(torch.tensor(lengths))
+    plan = pkv.plan(lengths, pkv.Shape.of(q, cache), stage="split_kv", splits=64)
+    s1_split_kv.launch(q, cache, plan, 1.0, torch.empty_like(q), torch.empty(2, 1))
+    _, begins, ends = torch.from_numpy(plan.items.copy()).float().T
+    assert torch.equal(seen[0].out.ptr[:, 0, 0], begins)
+    full = ends > begins  # a program that finds no tokens may hold its end before its begin
+    assert torch.equal(seen[0].lse.ptr[full, 0], ends[full])
+    assert (seen[0].lse.ptr[~full, 0] <= begins[~full]).all()
