@@ -9,10 +9,16 @@ import threading
 import numpy as np
 import pytest
 import torch
-from cases import DEVICE, Case, batch, decode, paged, randn, stages
+from cases import DEVICE, Case, batch, decode, paged, stages
+from cases import randn as randn_on_cpu
 
 import pkv
 from pkv.accuracy import Yardstick
+
+
+def randn(*shape, seed):
+    return randn_on_cpu(*shape, seed=seed).to(DEVICE)
+
 
 STAGES = pytest.mark.parametrize("stage", stages())
 
