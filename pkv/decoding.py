@@ -108,8 +108,12 @@ def _launch_interpreted(module: Any, q: torch.Tensor, cache: PagedKVCache, plan:
     """Triton's interpreter keeps global state, and rounds to bfloat16 wrongly: one thread at a time, torch rounds."""
     scale, out, lse = rest
     target = torch.empty_like(out, dtype=torch.float32) if out.dtype == torch.bfloat16 else out
-    with INTERPRETER_LOCK:
-        module.launch(q, cache, plan, scale, target, lse)
+    try:
+        with INTERPRETER_LOCK:
+            module.launch(q, cache, plan, scale, target, lse)
+    except Exception as error:
+        error.add_note("`pkv doctor` tests Triton's interpreter, and names versions that do not go together.")
+        raise
     if target is not out:
         out.copy_(target)
 

@@ -130,6 +130,17 @@ def test_threads_may_decode_at_once(stage):
     assert all(torch.equal(out, want[0]) and torch.equal(lse, want[1]) for out, lse in results)
 
 
+@pytest.mark.skipif(not pkv.INTERPRETED, reason="interprets only where there is no GPU")
+def test_a_failure_of_the_interpreter_points_to_the_doctor(ready, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("only 0-dimensional arrays can be converted to Python scalars")
+
+    monkeypatch.setattr(pkv.STAGES["split_kv"], "launch", fail)
+    with pytest.raises(RuntimeError, match="0-dimensional") as caught:
+        pkv.decode(*ready, stage="split_kv")
+    assert any("pkv doctor" in note for note in caught.value.__notes__)
+
+
 # --- scores of -inf ---
 
 

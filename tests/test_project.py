@@ -116,7 +116,9 @@ def bare_python(folder: Path) -> Path:
 
 @pytest.mark.parametrize("target", ["lab", "demo", "test", "test-gpu"])
 def test_make_with_a_python_that_lacks_torch_says_what_to_do(target, tmp_path):
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" and not key.startswith("MAKE")}
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONPATH" and not key.startswith("MAKE")
+    }
     done = subprocess.run(
         ["make", target, f"PY={bare_python(tmp_path)}"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60,
