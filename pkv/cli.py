@@ -1,18 +1,19 @@
 """The command `pkv` (= `python -m pkv`): which commands there are, and how each one ends.
 
-Exit codes: 0 done, 1 a check failed (`demo`: a stage is wrong; `doctor`: kernels do not run), 2 bad input.
+Exit codes: 0 done, 1 a check failed (`demo`: a stage is wrong; `doctor`: kernels do not run), 2 bad input, or
+stdout cannot be written.
 """
 
 import argparse
 import difflib
 import importlib
-import os
 import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from pkv.commands import CommandError, demo, doctor, lab, plan
+from pkv.commands.output import CLOSED, complain, drop_stdout, say
 
 COMMANDS = {"doctor": doctor, "demo": demo, "plan": plan, "lab": lab}
 SIGNAL_EXIT = 128  # the shell's exit code for a program that a signal ended is this plus the signal
@@ -28,6 +29,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message} (see `{self.prog} --help`)")
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        """Help and version. argparse would not tell if they could not be written."""
+        say(message, end="")
 
     def check_words(self, words: list[str]) -> None:
         """Before argparse looks: of a misspelt option it says only that the right one is missing."""
@@ -86,6 +91,9 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
+    if sys.stdout is None:
+        complain(f"pkv: error: {CLOSED}")
+        return 2
     words = list(sys.argv[1:] if argv is None else argv)
     is_lab = words[:1] == ["lab"] and words[1:2] not in (["-h"], ["--help"])
     n_own = 1 if is_lab else len(words)  # the rest is JupyterLab's
@@ -95,14 +103,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command is None:
             make_parser()[0].print_help()
             return 0
-        code = COMMANDS[args.command].execute(args)
-        sys.stdout.flush()
-        return code
+        return COMMANDS[args.command].execute(args)
     except CommandError as error:
-        print(f"pkv: error: {error}", file=sys.stderr)
+        complain(f"pkv: error: {error}")
         return 2
     except KeyboardInterrupt:
         return SIGNAL_EXIT + SIGINT
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
         return SIGNAL_EXIT + SIGPIPE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -45,16 +46,31 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("plan --lengths 5,x,7", ["--lengths", "'x' (entry 2 of '5,x,7')", "such as 5,40,1000"]),
         ("plan --lengths 5,,7", ["--lengths", "'' (entry 2"]),
         ("plan --lengths 1.5", ["--lengths", "'1.5' (entry 1"]),
+        ("plan --lengths 1_000", ["--lengths", "'1_000' (entry 1", "whole number"]),
+        ("plan --lengths 5,\uff13\uff12", ["--lengths", "(entry 2", "whole number"]),
+        ("plan --lengths \u0663", ["--lengths", "(entry 1", "whole number"]),
+        ("plan --lengths \u00b2", ["--lengths", "(entry 1", "whole number"]),
+        ("plan --lengths +5", ["--lengths", "'+5' (entry 1", "whole number"]),
+        ("plan --lengths 0x10", ["--lengths", "'0x10' (entry 1", "whole number"]),
         ("plan --lengths -3,5", ["--lengths", "'-3' (entry 1", "0 .. 2**31 - 1"]),
         ("plan --lengths 7,2147483648", ["--lengths", "'2147483648' (entry 2"]),
         ("plan --lengths 5 --stage splitkv", ["--stage", "'splitkv'", "split_kv"]),
         ("plan --lengths 5 --splits 0", ["--splits", "at least 1"]),
         ("plan --lengths 5 --splits two", ["--splits", "'two'"]),
+        ("plan --lengths 5 --splits 1_0", ["--splits", "'1_0'", "whole number"]),
+        ("plan --lengths 5 --splits \uff14", ["--splits", "whole number"]),
+        ("plan --lengths 5 --page-size 1_6", ["--page-size", "'1_6'", "whole number"]),
+        ("plan --lengths 5 --head-dim 99999999999999999999", ["--head-dim", "at most 2**31 - 1"]),
+        ("plan --lengths 5 --stage reference --page-size 2147483648", ["--page-size", "at most 2**31 - 1"]),
         ("plan --lengths 5 --tile 8", ["tile = 8", "16, 32, 64"]),
         ("plan --lengths 5 --stage reference --tile 16", ["'reference'", "no option 'tile'"]),
         ("plan --lengths 5 --heads 32", ["--heads", "'32'", "such as 32,8"]),
         ("plan --lengths 5 --heads 6,4", ["--heads", "multiple"]),
         ("plan --lengths 5 --heads 0,0", ["--heads", "at least 1"]),
+        ("plan --lengths 5 --heads 3_2,8", ["--heads", "'3_2,8'", "such as 32,8"]),
+        ("plan --lengths 5 --heads 999999999,1", ["--heads", "'999999999,1': at most 65536 heads"]),
+        ("plan --lengths 5 --heads 1,999999999", ["--heads", "'1,999999999': at most 65536 heads"]),
+        ("plan --lengths 5 --heads 65537,65537 --stage reference", ["--heads", "at most 65536 heads"]),
         ("plan --lengths 5 --head-dim 512", ["head_dim = 512", "stage='reference'"]),
         ("plan --lengths 5 --gpu rtx9999", ["--gpu", "'rtx9999'", "rtx3060"]),
         ("plan --lengths 5 --dtype int8", ["--dtype", "'int8'", "float16"]),
@@ -75,6 +91,10 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("plan 5,40", ["unexpected '5,40'"]),
         ("demo 5", ["unexpected '5'", "pkv demo --help"]),
         ("demo --seed -1", ["--seed", "-1", "0 .."]),
+        ("demo --seed -5", ["--seed", "-5", "0 .. 2**63 - 1"]),
+        ("demo --seed 99999999999999999999999", ["--seed", "0 .. 2**63 - 1"]),
+        ("demo --seed \uff13", ["--seed", "whole number"]),
+        ("demo --seed 1_0", ["--seed", "whole number"]),
         ("demo --seed 9223372036854775808", ["--seed", "0 .. 2**63 - 1"]),
         ("demo --shape gpt", ["--shape", "'gpt'", "llama3-8b"]),
         ("demo --seed x", ["--seed", "'x'"]),
@@ -85,6 +105,29 @@ def test_bad_input_gets_one_line_and_exit_code_2(argv, words, capsys):
     error = error_of(capsys, *argv.split())
     for word in words:
         assert word in error
+
+
+@pytest.mark.parametrize("option", ["--lengths", "--splits", "--heads"])
+@pytest.mark.parametrize("n_digits", [40, 5000])
+def test_a_number_of_any_size_gets_a_short_line(option, n_digits, capsys):
+    digits = "9" * n_digits
+    error = error_of(capsys, "plan", "--lengths", "5", option, digits + (",1" if option == "--heads" else ""))
+    assert option in error
+    assert "whole number" not in error, "it is one"
+    assert len(error) < 300
+
+
+def test_spaces_and_zeros_around_a_number_do_no_harm(capsys):
+    assert main(["plan", "--json", "--lengths", "5, 040,1" + "0" * 3, "--heads", "32, 8"]) == 0
+    assert json.loads(capsys.readouterr().out)["lengths"] == [5, 40, 1000]
+
+
+def test_the_most_heads_still_plan(capsys):
+    assert main(["plan", "--lengths", "5", "--heads", "65536,65536"]) == 0
+
+
+def test_an_error_with_a_line_break_stays_one_line(capsys):
+    assert "--frob\\n" in error_of(capsys, "plan", "--frob\n", "--lengths", "5")
 
 
 def test_no_lengths_at_all_are_named_too(capsys):
@@ -140,6 +183,47 @@ def test_help_names_every_default(command, capsys):
     assert [text.split()[0] for text in silent] == (["--lengths"] if command == "plan" else []), "plan requires it"
     if command == "demo":
         assert all(",".join(map(str, lengths)) in out for lengths in demo.LENGTHS.values())
+
+
+def shell(script: str, **env: str) -> subprocess.CompletedProcess[str]:
+    variables = os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", **env}
+    command = ["bash", "-c", script.replace("pkv", f'"{sys.executable}" -m pkv', 1)]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["plan --lengths 5", "plan --lengths 5 --json", "--version", "plan --help", ""])
+def test_output_that_cannot_be_written_is_one_line_and_an_error(words, unbuffered):
+    done = shell(f"pkv {words} > /dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == 2
+    assert re.fullmatch(r"pkv: error: could not write to stdout \(No space left on device\).*\n", done.stderr)
+
+
+def test_many_lines_that_cannot_be_written_are_one_line_too():
+    done = shell(f"pkv plan --json --lengths {','.join(['5'] * 5000)} > /dev/full")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("words", ["plan --lengths 5", "plan --lengths 5 --json", "--version", "plan --help", "doctor"])
+def test_a_closed_stdout_is_one_line_and_an_error(words):
+    done = shell(f"pkv {words} >&-")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"pkv: error: stdout is closed.*\n", done.stderr)
+
+
+def test_a_closed_stderr_changes_no_exit_code():
+    for closed in ("2>&-", "2> /dev/full"):
+        done = shell(f"pkv plan --lengths 5,x {closed}")
+        assert (done.stdout, done.stderr) == ("", "")
+        assert done.returncode != 0
+    assert shell("pkv demo --json --lengths 5 --stage reference 2>&-").returncode == 0
+
+
+def test_what_a_terminal_cannot_write_is_spelled_out(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    output.say("a → \ud800")
+    assert written.getvalue() == b"a \\u2192 \\ud800\n"
 
 
 def test_a_reader_that_stops_reading_is_no_error():

@@ -47,7 +47,7 @@ def test_neighbours_differ_without_colour():
         ("dynamic", "upper bounds"),
         ("no-rows", "nothing is launched"),
         ("toy", "32 programs are empty"),
-        ("4000-items-in-a-row", "1 row become 4,000 items"),
+        ("4000-items-in-a-row", "1 row becomes 4,000 items"),
         ("256-rows", "One bar per row"),
         ("1000-rows", "stands for 4 rows"),
         ("reference", "without a launch"),

@@ -151,6 +151,23 @@ def test_moving_a_slider_updates_the_outputs_that_are_saved(shown):
     assert shown.outputs[:-1] == want
 
 
+def test_a_number_between_the_choices_becomes_one_more(shown):
+    pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
+    widgets.explore_pages(page_size=5)
+    assert controls_of(shown)[2].options == (1, 2, 3, 4, 5, 8, 16)
+    widgets.explore_plan(longest=300)
+    longest = controls_of(shown)[1]
+    assert (longest.value, longest.options[:3]) == (300, (256, 300, 1024))
+
+
+def test_a_slider_starts_at_the_picture_that_shows(shown):
+    pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
+    widgets.explore_plan(rows=16, longest=65536, splits=32, stage="length_buckets")
+    values = [control.value for control in controls_of(shown)]
+    assert values == [16, 65536, 32, "length_buckets"]
+    assert shown.outputs[:2] == widgets.plan_of(*values)
+
+
 def test_every_choice_of_the_merge_draws(shown):
     pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
     widgets.explore_merge()

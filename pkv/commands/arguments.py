@@ -5,18 +5,44 @@
 """
 
 import argparse
+import re
 
 DTYPES = ("float16", "bfloat16", "float32")
 MOST_TOKENS = 2**31 - 1  # lengths are int32
+MOST_HEADS = 2**16  # far more than any model has; one row's programs still fit a grid
+LARGEST = 2**31 - 1  # of any size
+
+DECIMAL = re.compile(r"(-?)0*([0-9]{1,30})[0-9]*")
+
+
+def whole(text: str) -> int:
+    """A plain decimal: int() also takes 1_000 and digits of other scripts. Of a huge one the first 30 digits are kept.
+
+    >>> whole("-05"), whole("9" * 5000) > 2**63
+    (-5, True)
+    """
+    found = DECIMAL.fullmatch(text)
+    if found is None:
+        raise ValueError(text)
+    return int(found[1] + found[2])
+
+
+def quoted(text: str) -> str:
+    """The text in an error, cut where it is long.
+
+    >>> quoted("5" * 99)
+    "'5555555555555555555555555555555555555555...'"
+    """
+    return repr(text if len(text) <= 60 else f"{text[:40]}...")
 
 
 def lengths_of(text: str) -> list[int]:
     """Tokens per row, from "5,40,1000"; the error names the bad entry."""
     lengths = []
     for number, entry in enumerate(text.split(","), 1):
-        where = f"{entry.strip()!r} (entry {number} of {text!r})"
+        where = f"{quoted(entry.strip())} (entry {number} of {quoted(text)})"
         try:
-            length = int(entry)
+            length = whole(entry.strip(" "))
         except ValueError:
             raise argparse.ArgumentTypeError(
                 f"{where} is not a whole number of tokens; write one per row, no spaces, such as 5,40,1000"
@@ -30,36 +56,39 @@ def lengths_of(text: str) -> list[int]:
 def heads_of(text: str) -> tuple[int, int]:
     """Query heads and KV heads, from "32,8"."""
     try:
-        n_q_heads, n_kv_heads = (int(entry) for entry in text.split(","))
+        n_q_heads, n_kv_heads = (whole(entry.strip(" ")) for entry in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not QUERY,KV; write two whole numbers, such as 32,8") from None
+        raise argparse.ArgumentTypeError(
+            f"{quoted(text)} is not QUERY,KV; write two whole numbers, such as 32,8"
+        ) from None
+    if max(n_q_heads, n_kv_heads) > MOST_HEADS:
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: at most {MOST_HEADS} heads, such as 32,8")
     if n_q_heads < 1 or n_kv_heads < 1 or n_q_heads % n_kv_heads:
         raise argparse.ArgumentTypeError(
-            f"{text!r}: both must be at least 1, and the query heads a multiple of the KV heads, such as 32,8"
+            f"{quoted(text)}: both must be at least 1, and the query heads a multiple of the KV heads, such as 32,8"
         )
     return n_q_heads, n_kv_heads
 
 
+def in_range(text: str, least: int, most: int, rule: str) -> int:
+    """A whole number from `least` to `most`; an error tells the rule."""
+    try:
+        value = whole(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} is not a whole number, such as 12") from None
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} {rule}")
+    return value
+
+
 def at_least_1(text: str) -> int:
     """A whole number, 1 or more."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} must be at least 1")
-    return value
+    return in_range(text, 1, LARGEST, "must be at least 1, and at most 2**31 - 1")
 
 
 def seed_of(text: str) -> int:
     """A seed that both torch and numpy take."""
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if not 0 <= value < 2**63:
-        raise argparse.ArgumentTypeError(f"{value} must lie in 0 .. 2**63 - 1")
-    return value
+    return in_range(text, 0, 2**63 - 1, "must lie in 0 .. 2**63 - 1")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from pkv.commands.arguments import DTYPES, add_json, lengths_of, seed_of
 from pkv.commands.batches import poisoned_batch
 from pkv.commands.limits import refuse_what_does_not_fit, refuse_what_takes_long
 from pkv.commands.machine import device_label
-from pkv.commands.output import Progress, print_json, table
+from pkv.commands.output import Progress, print_json, say, table
 from pkv.commands.selftest import kernel_device
 from pkv.decoding import plan, run
 from pkv.shapes import Shape
@@ -106,7 +106,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"stages": [vars(result) for result in results], **facts})
     else:
-        print(as_text(results, shape, facts))
+        say(as_text(results, shape, facts))
     return 0 if all(result.ok for result in results) else 1
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pkv.commands.arguments import add_json
 from pkv.commands.diagnosis import NAMES, TOOLS, Problem, problems_of, why_cpu
 from pkv.commands.machine import Machine, device_label, look
-from pkv.commands.output import print_json
+from pkv.commands.output import print_json, say
 
 HELP = "say what is installed, whether kernels run here, and what is missing"
 WIDTH = 96
@@ -29,7 +29,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print_json(as_dict(machine, device_label(), problems))
     else:
-        print(as_text(machine, device_label(), problems))
+        say(as_text(machine, device_label(), problems))
     return 0 if machine.self_test.ok else 1
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pkv.commands import CommandError
+from pkv.commands.output import say
 
 HELP = "open JupyterLab at the lessons"
 FIRST_LESSON = "lessons/00_paged_kv_cache.ipynb"
@@ -29,12 +30,12 @@ def execute(args: argparse.Namespace) -> int:
     extra = args.extra[1:] if args.extra[:1] == ["--"] else args.extra
     if is_root() and not any(word.startswith("--allow-root") for word in extra):
         extra = ["--allow-root", *extra]
-        print("You are root, which JupyterLab refuses unless told that it is meant: it gets --allow-root")
+        say("You are root, which JupyterLab refuses unless told that it is meant: it gets --allow-root")
     command = [
         sys.executable, "-m", "jupyterlab",
         f"--ServerApp.root_dir={root}", f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}", *extra,
     ]  # fmt: skip
-    print(f"JupyterLab at {root / FIRST_LESSON}; Ctrl-C ends it", flush=True)
+    say(f"JupyterLab at {root / FIRST_LESSON}; Ctrl-C ends it")
     os.execv(command[0], command)  # in our place, so that Ctrl-C is JupyterLab's
 
 

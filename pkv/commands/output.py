@@ -6,11 +6,17 @@ split_kv      12
 row_local      7
 """
 
+import contextlib
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
+
+from pkv.commands import CommandError
+
+CLOSED = "stdout is closed, so there is nowhere to print to: run pkv with stdout open, or send it to a file"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -25,7 +31,33 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout. JSON knows neither NaN nor infinity: they become null."""
-    print(json.dumps(_finite(value), allow_nan=False))
+    say(json.dumps(_finite(value), allow_nan=False))
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print to stdout, and know that it arrived: a CommandError if the disk is full, say."""
+    if sys.stdout is None:
+        raise CommandError(CLOSED)
+    encoding = sys.stdout.encoding or "utf-8"  # what it cannot say is spelled out
+    try:
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end=end, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        drop_stdout()
+        raise CommandError(f"could not write to stdout ({error.strerror}): send it where there is room") from None
+
+
+def drop_stdout() -> None:
+    """What is still to be written has nowhere to go; Python would try once more as it ends, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(line: str) -> None:
+    """Print one line to stderr, if there is one."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):
+            print(line.replace("\n", "\\n"), file=sys.stderr, flush=True)
 
 
 def _finite(value: Any) -> Any:
@@ -41,7 +73,7 @@ class Progress:
 
     def __init__(self, total: int) -> None:
         self.total, self.done = total, 0
-        self.shown = sys.stderr.isatty()
+        self.shown = sys.stderr is not None and sys.stderr.isatty()
 
     def step(self, what: str) -> None:
         """`what` begins, as the next of `total` steps."""

@@ -5,7 +5,7 @@ import dataclasses
 
 from pkv.commands import CommandError
 from pkv.commands.arguments import DTYPES, add_json, at_least_1, heads_of, lengths_of
-from pkv.commands.output import print_json
+from pkv.commands.output import print_json, say
 from pkv.configs import DEFAULT_TILE
 from pkv.decoding import DEFAULT_STAGE, plan
 from pkv.gpus import gpu_names
@@ -59,5 +59,5 @@ def execute(args: argparse.Namespace) -> int:
         head = {"stage": made.stage, "lengths": args.lengths, "items": made.n_items}
         print_json(head | dataclasses.asdict(made.counters) | {"plan": made.to_dict()})
     else:
-        print(made)
+        say(str(made))
     return 0

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pkv.cache import PagedKVCache
+from pkv.viz.holding import Holders, checked_highlight, claim, holders_of, n_filled_by
 from pkv.viz.svg import GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, count_of, text_width
 
 MOST_ROWS = 6
@@ -44,27 +45,25 @@ class Target(NamedTuple):
 
 def draw_pages(cache: PagedKVCache, highlight: tuple[int, int] | None = None) -> Picture:
     """The block table and the pool. highlight: (row, token), whose way through the table is shown and spelled out."""
+    cache.validate()
     size = cache.page_size
     lengths = cache.lengths.cpu().numpy() if cache.host_lengths is None else cache.host_lengths
     table = cache.block_table.cpu().numpy()
     n_used = -(-lengths.astype(np.int64) // size)
-    pages_held = {int(page) for row in range(cache.n_rows) for page in table[row, : n_used[row]]}
-    n_slots, n_tokens = len(pages_held) * size, int(lengths.sum())
-    title = (
-        f"{count_of(cache.n_rows, 'row')}, {count_of(n_tokens, 'token')}: {len(pages_held)} of {cache.n_pages} pages "
-        f"hold them, {count_of(n_slots - n_tokens, 'slot')} of {n_slots} unused"
-    )
-    if n_tokens > n_slots:
-        title = f"{count_of(cache.n_rows, 'row')} share pages: {len(pages_held)} pages of {size} hold {n_tokens} tokens"
+    highlight = checked_highlight(highlight, lengths)
+    holders = holders_of(lengths, table, n_used, size)
+    title = claim(cache, lengths, holders)
     notes = [
         f"Above: each row's tokens begin:end in order, cut into pages of {size}, with the block table's entry after "
         "the arrow. Below: the pool, a box per slot. Grey: an unused slot. Dashed: a free page.",
-        f"Block table: {count_of(cache.n_rows, 'row')} x {count_of(table.shape[1], 'column')} = {table.size:,} entries,"
-        f" {int(n_used.sum()):,} of them used.",
+        f"Block table: {count_of(cache.n_rows, 'row')} x {count_of(table.shape[1], 'column')} = "
+        f"{count_of(table.size, 'entry')}, {int(n_used.sum()):,} of them used.",
     ]
-    if highlight:
-        notes.append(_lookup_in_words(table, size, *highlight))
     shown_rows, shown_pages = min(cache.n_rows, MOST_ROWS), min(cache.n_pages, MOST_POOL_PAGES)
+    if highlight is not None:
+        row, column, page = highlight[0], highlight[1] // size, int(table[highlight[0], highlight[1] // size])
+        is_drawn = (row < shown_rows and column < MOST_PAGES_OF_A_ROW) or page < shown_pages
+        notes.append(f"{'Bold' if is_drawn else 'Not drawn'}: {_lookup_in_words(page, size, *highlight)}")
     drawn = [
         f"the first {shown_rows} of {cache.n_rows} rows" if shown_rows < cache.n_rows else "",
         f"{MOST_PAGES_OF_A_ROW} pages of a row at most" if n_used.max(initial=0) > MOST_PAGES_OF_A_ROW else "",
@@ -77,7 +76,7 @@ def draw_pages(cache: PagedKVCache, highlight: tuple[int, int] | None = None) ->
     ports = _logical_pages(sheet, lengths[:shown_rows], table, size, highlight)
     sheet.y += 50 + min(40, 2 * len(ports))  # many lines cross more steeply
     under_pool = len(sheet.shapes)
-    targets = _pool(sheet, lengths, table, n_used, size, shown_pages, highlight)
+    targets = _pool(sheet, lengths, holders, size, shown_pages, highlight)
     pool, sheet.shapes = sheet.shapes[under_pool:], sheet.shapes[:under_pool]
     pool_y = min((target.y for target in targets.values()), default=0.0)
     for port in ports:
@@ -107,10 +106,9 @@ def _way(port: Port, target: Target, pool_y: float) -> str:
     return d
 
 
-def _lookup_in_words(table: np.ndarray, size: int, row: int, token: int) -> str:
-    page = int(table[row, token // size])
+def _lookup_in_words(page: int, size: int, row: int, token: int) -> str:
     return (
-        f"Bold: token {token} of row {row} lies in page block_table[{row}, {token} // {size}] = {page}, "
+        f"token {token} of row {row} lies in page block_table[{row}, {token} // {size}] = {page}, "
         f"slot {token} % {size} = {token % size}."
     )
 
@@ -151,14 +149,9 @@ def _logical_pages(
 
 
 def _pool(
-    sheet: Sheet, lengths: np.ndarray, table: np.ndarray, n_used: np.ndarray, size: int, n_shown: int,
-    highlight: tuple[int, int] | None,
-) -> dict[int, Target]:  # fmt: skip
+    sheet: Sheet, lengths: np.ndarray, holders: Holders, size: int, n_shown: int, highlight: tuple[int, int] | None
+) -> dict[int, Target]:
     """Draw the pool's pages with their slots; return where a line enters each page."""
-    holders: dict[int, list[tuple[int, int]]] = {}
-    for row in range(len(lengths)):
-        for column, page in enumerate(table[row, : n_used[row]].tolist()):
-            holders.setdefault(page, []).append((row, column))
     room = WIDTH - POOL_LEFT
     per_line = max(4, min(16, n_shown, int(room / (20 * size + POOL_GAP))))
     box = min(30.0 * size, room / per_line - POOL_GAP)
@@ -178,7 +171,8 @@ def _pool_page(
     size: int, highlight: tuple[int, int] | None,
 ) -> None:  # fmt: skip
     """One page: its slots, filled, unused or free, and whose it is."""
-    long = f"page {page}" + (f": row {', '.join(str(row) for row, _ in holders)}" if holders else ": free")
+    rows = ", ".join(map(str, sorted({row for row, _ in holders})))
+    long = f"page {page}: row {rows}" if rows else f"page {page}: free"
     names = (long, long.removeprefix("page "), f"{page}")
     name = next((name for name in names if text_width(name, SMALL) < box + 2), f"{page}")
     sheet.text(x + box / 2, y + POOL_BOX + 13, name, size=SMALL, anchor="middle", fill=INK if holders else GREY)
@@ -186,11 +180,15 @@ def _pool_page(
         sheet.hollow(x, y, box, POOL_BOX)
         return
     row, column = holders[0]
-    slot, n_filled = box / size, min(size, int(lengths[row]) - column * size)
+    slot, n_filled = box / size, n_filled_by(lengths, size, row, column)
+    is_held = highlight is not None and (highlight[0], highlight[1] // size) in holders
+    bold = highlight[1] % size if highlight is not None and is_held else None
     if slot < 8:
         sheet.box(x, y, slot * n_filled, POOL_BOX, row)
         if n_filled < size:
             sheet.unused(x + slot * n_filled, y, slot * (size - n_filled), POOL_BOX)
+        if bold is not None:
+            sheet.frame(x + bold * slot, y, slot, POOL_BOX)
         return
     labelled = text_width(f"{column * size + n_filled - 1}", SMALL) < slot
     for index in range(size):
@@ -199,9 +197,8 @@ def _pool_page(
             continue
         sheet.box(x + index * slot, y, slot, POOL_BOX, row)
         token = column * size + index
-        bold = highlight == (row, token)
         if labelled:
             sheet.text(x + (index + 0.5) * slot, y + 18, f"{token}", size=SMALL, anchor="middle", halo=True,
-                       weight="bold" if bold else "normal")  # fmt: skip
-        if bold:
+                       weight="bold" if index == bold else "normal")  # fmt: skip
+        if index == bold:
             sheet.frame(x + index * slot, y, slot, POOL_BOX)

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from pkv.plans import Plan
-from pkv.viz.svg import FAINT, GREY, PALETTE, SMALL, WIDTH, Picture, Sheet, count_of, text_width, token_ticks
+from pkv.viz.svg import FAINT, GREY, PALETTE, SMALL, WIDTH, Picture, Sheet, count_of, text_width, token_ticks, verb
 
 LEFT, RIGHT = 112, 158  # margins for the row's name and for its count of items
 MOST_DETAILED_ROWS = 16
@@ -74,11 +74,13 @@ def claim(plan: Plan) -> str:
     if not plan.n_rows:
         return f"{plan.stage}: no rows, so nothing is launched"
     n_empty = plan.counters.empty_programs
-    head = f"{plan.stage}: {count_of(plan.n_rows, 'row')} become {count_of(plan.n_items, 'item')}"
+    rows = f"{count_of(plan.n_rows, 'row')} {verb(plan.n_rows, 'become')}"
+    head = f"{plan.stage}: {rows} {count_of(plan.n_items, 'item')}"
     programs = f"{count_of(plan.counters.programs, 'program')}, {launches_in_words(plan)}"
     if not plan.launches:
         return f"{head}, computed row by row without a launch"
-    return f"{head}, {programs}" + (f"; {n_empty:,} programs are empty" if n_empty else "; none is empty")
+    empty = f"{count_of(n_empty, 'program')} {verb(n_empty, 'are')} empty" if n_empty else "none is empty"
+    return f"{head}, {programs}; {empty}"
 
 
 def launches_in_words(plan: Plan) -> str:
@@ -93,7 +95,8 @@ def _notes(plan: Plan) -> list[str]:
     notes = [
         f"{count_of(heads, 'program')} per item{', one for each KV head' if plan.shape.head_blocks == 1 else ''}. "
         f"Tiles of {count_of(plan.tile, 'token')}. "
-        f"Planned for {plan.gpu.name}: {plan.gpu.n_sms} SMs hold {resident:,} programs at once."
+        f"Planned for {plan.gpu.name}: {count_of(plan.gpu.n_sms, 'SM')} {verb(plan.gpu.n_sms, 'hold')} "
+        f"{count_of(resident, 'program')} at once."
     ]
     if not plan.launches:
         notes = []

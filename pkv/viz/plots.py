@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from pkv.gpus import load_gpu
 from pkv.shapes import Shape
 from pkv.viz.svg import FONT, GREY, INK, PALETTE, Picture
 
@@ -52,6 +53,7 @@ def roofs_of(name: str) -> Roofs:
     >>> round(roofs_of("h200").ridge)
     206
     """
+    load_gpu(name)  # an unknown name is refused
     fields = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
     return Roofs(fields["title"], fields["nominal_gb_per_s"], fields["nominal_fp16_tflop_per_s"])
 
@@ -77,11 +79,20 @@ def draw_roofline(shapes: Mapping[str, Shape], gpus: Sequence[str] = ("rtx3060",
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(MISSING) from error
+    gpus = [gpus] if isinstance(gpus, str) else gpus
+    if not shapes or not gpus:
+        raise ValueError(
+            f"{'gpus' if shapes else 'shapes'} is empty: pass at least one, such as "
+            + ('gpus=["h200"]' if shapes else '{"Llama 3 8B": Shape(32, 8, 128, 16, "float16")}')
+        )
     cards = [roofs_of(name) for name in gpus]
     points = {name: flop_per_byte(shape) for name, shape in shapes.items()}
     far = max(card.ridge / max(points.values()) for card in cards)
     near = min(card.ridge / max(points.values()) for card in cards)
     title = f"Decode attention is bound by memory: {near:.0f} to {far:.0f} times left of the ridge at best"
+    if near < 1:
+        reached = sum(card.ridge < max(points.values()) for card in cards)
+        title = f"Right of the ridge of {reached} of {len(cards)} cards, where arithmetic is the limit, not memory"
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(7.2, 4.8), layout="constrained")
         axes = figure.add_subplot()
@@ -104,7 +115,7 @@ def _draw_roofs(axes: Any, cards: Sequence[Roofs]) -> None:
     for index, card in enumerate(cards):
         style = ("-", "--", "-.")[index % 3]
         xs = [left, card.ridge, right]
-        axes.plot(xs, [card.attainable(x) for x in xs], style, color=PALETTE[index], linewidth=2)
+        axes.plot(xs, [card.attainable(x) for x in xs], style, color=PALETTE[index % len(PALETTE)], linewidth=2)
         axes.annotate(
             f"{card.title}\n{card.gb_per_s:g} GB/s, {card.tflop_per_s:g} TFLOP/s fp16",
             (right, card.tflop_per_s), xytext=(0, 5), textcoords="offset points", ha="right", va="bottom", fontsize=10,
@@ -132,5 +143,6 @@ def _draw_points(axes: Any, cards: Sequence[Roofs], points: Mapping[str, float])
         axes.plot([value] * len(cards), heights, linestyle="", marker="osD^v"[number % 5], color=INK, markersize=7)
         axes.plot([value, value], [0.1, max(heights)], ":", color=GREY, linewidth=1)
         axes.annotate(
-            name, (value, 0.1), xytext=(4, 6), textcoords="offset points", fontsize=10, rotation=90, va="bottom"
-        )
+            name, (value, 0.1), xytext=(4, 6), textcoords="offset points", fontsize=10, rotation=90, va="bottom",
+            parse_math=False,
+        )  # fmt: skip

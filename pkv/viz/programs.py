@@ -12,7 +12,7 @@ import numpy as np
 
 from pkv.plans import Launch, Plan
 from pkv.viz.plandrawing import launches_in_words
-from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, count_of, text_width
+from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, count_of, text_width, verb
 
 LEFT = 84  # room for the words beside the line of those that reside at once
 LEVEL = 17  # height of one program, so that its row can be read
@@ -50,9 +50,10 @@ def draw_programs(plan: Plan) -> Picture:
     deals = [deal(plan, launch) for _, launch in launches]
     busy = [len(np.unique(dealt.sms[dealt.has_tokens])) for dealt in deals]
     title = _claim(plan, busy, sum(int(dealt.has_tokens.sum()) for dealt in deals))
+    at_once = f"{count_of(plan.programs_per_sm, 'program')} {verb(plan.programs_per_sm, 'reside')}"
     notes = [
         f"Assignment, not time: programs dealt to the SMs of {plan.gpu.name} in turn. A box is a program, its number "
-        f"its row. Up to {count_of(plan.programs_per_sm, 'program')} reside on an SM at once; those above wait."
+        f"its row. Up to {at_once} on an SM at once; those above wait."
     ]
     if any(not dealt.has_tokens.all() for dealt in deals):
         notes.append("Dashed box: a program without a token.")
@@ -87,7 +88,8 @@ def _claim(plan: Plan, busy: list[int], n_with_tokens: int) -> str:
     head = f"{plan.stage}: {count_of(n_programs, 'program')}"
     head += f", {n_empty:,} of them without a token" if n_empty else ""
     idle = n_sms - min(busy)
-    found = f"{idle} of {n_sms} SMs get no token to read" if idle else f"each of the {n_sms} SMs gets work"
+    all_busy = f"each of the {n_sms} SMs gets work" if n_sms > 1 else "the one SM gets work"
+    found = f"{idle} of {count_of(n_sms, 'SM')} {verb(idle, 'get')} no token to read" if idle else all_busy
     if len(busy) == 1:
         return f"{head}: {found}"
     return f"{head}, {launches_in_words(plan)}; in the smallest decode launch, {found}"

@@ -5,6 +5,7 @@ are merged one after another; the union of their tokens is drawn with the merged
 0 .. 9 the parts 0:4, 4:8 and 8:10 have out 1.5, 5.5 and 8.5, and every order ends at 4.5, the mean of 0 .. 9.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -81,11 +82,41 @@ WAYS = {
 }
 
 
+def way_named(name: str) -> Way:
+    """One of WAYS; ValueError lists the names there are."""
+    if name not in WAYS:
+        raise ValueError(f"way = {name!r} must be one of {', '.join(map(repr, WAYS))}")
+    return WAYS[name]
+
+
+def filled_parts(parts: Sequence[Part]) -> list[Part]:
+    """The parts with tokens; ValueError if there is none, or if two hold the same token."""
+    for index, (begin, end, *_) in enumerate(parts):
+        if not 0 <= begin <= end:
+            raise ValueError(f"parts[{index}] has the tokens {begin}:{end}: pass 0 <= begin <= end")
+    filled = [part for part in parts if part.begin < part.end]
+    if not filled:
+        raise ValueError("parts hold no token: pass at least one with begin < end, such as Part(0, 4, 1.5, 1.39)")
+    for before, after in itertools.pairwise(sorted(filled, key=lambda part: part.begin)):
+        if after.begin < before.end:
+            raise ValueError(
+                f"parts {before.begin}:{before.end} and {after.begin}:{after.end} share a token, which would count "
+                "twice: pass parts that do not overlap"
+            )
+    return filled
+
+
 def merge_steps(
     parts: Sequence[Part], order: Sequence[int], way: str = "exact merge"
 ) -> list[tuple[list[int], float, float]]:
     """After each step: which parts are in, and the state's out and lse."""
-    read, combine, _ = WAYS[way]
+    read, combine, _ = way_named(way)
+    known = range(len(parts))
+    if not len(order) or len(set(order)) < len(order) or any(index not in known for index in order):
+        raise ValueError(
+            f"order = {list(order)} must name one or more of the {count_of(len(parts), 'part')}, each once: "
+            f"{', '.join(map(str, known)) or 'there is none'}"
+        )
     states = [read((part.out, part.lse)) for part in parts]
     state = states[order[0]]
     steps = [([order[0]], *state)]
@@ -100,8 +131,14 @@ def draw_merge(
 ) -> Picture:
     """Merge `parts` in each of `orders`, n_steps of them or all; all are compared with the state of all tokens."""
     parts, orders = list(parts), [list(order) for order in orders]
-    n_steps = len(parts) if n_steps is None else max(1, min(n_steps, len(parts)))
-    filled = [part for part in parts if part.begin < part.end]
+    fault = way_named(way).fault
+    filled = filled_parts(parts)
+    n_steps = len(parts) if n_steps is None else n_steps
+    if not 1 <= n_steps <= len(parts):
+        raise ValueError(f"n_steps = {n_steps} must lie in 1 .. {len(parts)}, the number of parts")
+    if not orders or any(sorted(order) != list(range(len(parts))) for order in orders):
+        example = [tuple(range(len(parts)))]
+        raise ValueError(f"orders = {orders} must hold one or more orders of all parts, such as {example}")
     want = merge_steps(filled, range(len(filled)))[-1][1:]
     ends = [merge_steps(parts, order, way)[n_steps - 1][1:] for order in orders]
     right = [_close(end[0], want[0]) and _close(end[1], want[1]) for end in ends]
@@ -115,11 +152,10 @@ def draw_merge(
         so_far = ", ".join(f"out {out:.4g}, lse {lse:.4g}" for out, lse in ends)
         title = f"{way.capitalize()}, {n_steps} of {len(parts)} states taken: so far {so_far}"
     notes = ["Top: the parts on their tokens. Each line below: the tokens merged so far, and their state."]
-    notes += filter(None, [WAYS[way].fault])
+    notes += filter(None, [fault])
     sheet = Sheet()
     sheet.heading(title, notes)
-    longest = max((part.end for part in parts), default=1)
-    scale = (WIDTH - LEFT - RIGHT) / max(longest, 1)
+    scale = (WIDTH - LEFT - RIGHT) / max(part.end for part in parts)
     _draw_line(sheet, "parts", parts, list(range(len(parts))), scale, "")
     _name_states(sheet, parts, scale)
     for order, is_right in zip(orders, right):

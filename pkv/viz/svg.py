@@ -18,6 +18,7 @@ SMALL = 11  # pixels: the smallest text anywhere
 FONT = "Verdana, DejaVu Sans, sans-serif"
 INK, GREY, FAINT, EDGE = "#1a1a1a", "#595959", "#d5d5d5", "#6e6e6e"
 # Okabe and Ito's colours, which colour-blind readers tell apart; black is left to text. Never without a label or hatch.
+NO_XML = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # not even escaped
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
 
 
@@ -27,6 +28,10 @@ class Picture:
 
     svg: str
     alt: str
+
+    def __post_init__(self) -> None:
+        for name in ("svg", "alt"):
+            object.__setattr__(self, name, NO_XML.sub("\ufffd", getattr(self, name)))
 
     def html(self) -> str:
         """An <img> element that carries the whole picture."""
@@ -39,7 +44,7 @@ class Picture:
 
     def save(self, path: "str | Path") -> None:
         """Write the SVG to a file."""
-        Path(path).write_text(self.svg)
+        Path(path).write_text(self.svg, encoding="utf-8")
 
     def __repr__(self) -> str:
         return f"Picture({self.alt!r})"
@@ -149,11 +154,20 @@ class Sheet:
 def count_of(n: int, word: str) -> str:
     """`n` things in words.
 
-    >>> count_of(1, "row"), count_of(1200, "row"), count_of(2, "launch")
-    ('1 row', '1,200 rows', '2 launches')
+    >>> count_of(1, "row"), count_of(1200, "row"), count_of(2, "launch"), count_of(2, "entry")
+    ('1 row', '1,200 rows', '2 launches', '2 entries')
     """
-    plural = "es" if word.endswith("ch") else "s"
-    return f"{n:,} {word}{'' if n == 1 else plural}"
+    plural = f"{word[:-1]}ies" if word.endswith("y") else f"{word}es" if word.endswith("ch") else f"{word}s"
+    return f"{n:,} {word if n == 1 else plural}"
+
+
+def verb(n: int, plural: str) -> str:
+    """What `n` things do.
+
+    >>> verb(1, "become"), verb(2, "become"), verb(1, "are")
+    ('becomes', 'become', 'is')
+    """
+    return plural if n != 1 else "is" if plural == "are" else f"{plural}s"
 
 
 def token_ticks(longest: int, n_most: int = 8) -> list[int]:

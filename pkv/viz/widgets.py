@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from pkv.cache import PagedKVCache
+from pkv.checks import host_ints
 from pkv.decoding import plan
 from pkv.shapes import Shape
 from pkv.viz.pages import draw_pages
@@ -82,23 +83,37 @@ def part_of(begin: int, end: int) -> Part:
 
 def merge_of(cuts: Sequence[int], order: str, way: str, steps: int) -> list[Picture]:
     """One merge of four states, as far as `steps` of them; where an empty state matters, the last one is empty."""
+    cuts = four_states(cuts)
+    if order not in ORDERS:
+        raise ValueError(f"order = {order!r} must be one of {', '.join(map(repr, ORDERS))}")
     if way == "empty state multiplied":
         cuts = [*cuts[:3], cuts[4], cuts[4]]
     return [draw_merge([part_of(b, e) for b, e in itertools.pairwise(cuts)], [ORDERS[order]], way, steps)]
 
 
+def four_states(cuts: Sequence[int]) -> list[int]:
+    """The cuts, if they are the bounds of four states; some of these may be empty."""
+    found = host_ints("cuts", cuts).tolist()
+    if len(found) != len(CUTS) or found != sorted(found) or not 0 <= found[0] < found[-1]:
+        raise ValueError(
+            f"cuts = {found} must be the bounds of four states: {len(CUTS)} token numbers from 0 on, none smaller than "
+            f"the one before, and with a token between first and last, such as {list(CUTS)}"
+        )
+    return found
+
+
 def explore_pages(rows: int = 3, longest: int = 12, page_size: int = 4) -> None:
     """Sliders: rows, longest row, page size. Picture: block table and pool."""
-    ranges = {"rows": (1, rows, 6), "longest": (1, longest, 40), "page_size": [1, 2, 3, 4, 8, 16]}
+    ranges = {"rows": (1, 6), "longest": (1, 40), "page_size": [1, 2, 3, 4, 8, 16]}
     _explore(pages_of, ranges, {"rows": rows, "longest": longest, "page_size": page_size})
 
 
 def explore_plan(rows: int = 4, longest: int = 8192, splits: int = 4, stage: str = "split_kv") -> None:
     """Sliders: rows, longest row, splits; stage. Pictures: the plan, and its programs over 28 SMs."""
     ranges = {
-        "rows": (1, rows, 16),
+        "rows": (1, 16),
         "longest": [256, 1024, 4096, 8192, 16384, 65536],
-        "splits": (1, splits, 32),
+        "splits": (1, 32),
         "stage": ["split_kv", "length_buckets"],
     }
     _explore(plan_of, ranges, {"rows": rows, "longest": longest, "splits": splits, "stage": stage})
@@ -106,16 +121,18 @@ def explore_plan(rows: int = 4, longest: int = 8192, splits: int = 4, stage: str
 
 def explore_merge(cuts: Sequence[int] = CUTS) -> None:
     """Four states, of the tokens between `cuts`; choices: the order, the way, right or wrong, how many are taken."""
+    cuts = four_states(cuts)
 
     def draw(order: str, way: str, states: int) -> list[Picture]:
         return merge_of(cuts, order, way, states)
 
     first = {"order": next(iter(ORDERS)), "way": next(iter(WAYS)), "states": 4}
-    _explore(draw, {"order": list(ORDERS), "way": list(WAYS), "states": (1, 4, 4)}, first)
+    _explore(draw, {"order": list(ORDERS), "way": list(WAYS), "states": (1, 4)}, first)
 
 
 def _explore(draw: Callable[..., list[Picture]], ranges: Mapping[str, Any], first: dict[str, Any]) -> None:
-    """Show draw(**first), then controls. A range is (least, start, most) for a slider or a list of choices."""
+    """Show draw(**first), then controls. A range is (least, most) for a slider or a list of choices."""
+    ranges = {name: _checked_range(name, values, first[name]) for name, values in ranges.items()}
     if display is None:
         print(*[picture.alt for picture in draw(**first)], sep="\n")
         return
@@ -146,11 +163,25 @@ def bundles(draw: Callable[..., list[Picture]], values: dict[str, Any], n_output
         return [{"text/html": f"<pre>{html.escape(words)}</pre>", "text/plain": words}] + [blank] * (n_outputs - 1)
 
 
+def _checked_range(name: str, values: Any, start: Any) -> Any:
+    """The range if `start` lies in it; among numbers to choose from, it becomes one more."""
+    if isinstance(values[0], str):
+        if start not in values:
+            raise ValueError(f"{name} = {start!r} must be one of {', '.join(map(repr, values))}")
+        return values
+    least, most = min(values), max(values)
+    if isinstance(start, bool) or not hasattr(start, "__index__"):
+        raise TypeError(f"{name} must be an int in {least} .. {most}, got {type(start).__name__}")
+    if not least <= start <= most:
+        raise ValueError(f"{name} = {start} must lie in {least} .. {most}")
+    return sorted({*values, int(start)}) if isinstance(values, list) else values
+
+
 def _control(name: str, values: Any, start: Any) -> Any:
     label = name.replace("_", " ")
     style = {"description_width": "90px"}
     if isinstance(values, list):
         kind = ipywidgets.SelectionSlider if isinstance(start, int) else ipywidgets.Dropdown
         return kind(description=label, options=values, value=start, style=style)
-    least, _, most = values
+    least, most = values
     return ipywidgets.IntSlider(description=label, min=least, max=most, value=start, style=style)
