@@ -218,37 +218,6 @@ def test_one_of_a_thing_does_what_one_does():
     assert not [text for text in sentences if re.search(r"\b1 (rows|items|programs|launches|SMs|tokens|slots)\b", text)]
 
 
-@pytest.mark.parametrize(
-    ("explore", "options", "error", "words"),
-    [
-        (widgets.explore_plan, {"rows": 20}, ValueError, "rows = 20 must lie in 1 .. 16"),
-        (widgets.explore_plan, {"rows": 0}, ValueError, "rows = 0 must lie in 1 .. 16"),
-        (widgets.explore_plan, {"longest": 100}, ValueError, "longest = 100 must lie in 256 .. 65536"),
-        (widgets.explore_plan, {"splits": 33}, ValueError, "splits = 33 must lie in 1 .. 32"),
-        (widgets.explore_plan, {"stage": "reference"}, ValueError, "stage = 'reference' must be one of 'split_kv', "),
-        (widgets.explore_plan, {"stage": None}, ValueError, "stage = None must be one of 'split_kv', "),
-        (widgets.explore_plan, {"rows": "4"}, TypeError, "rows must be an int in 1 .. 16, got str"),
-        (widgets.explore_plan, {"splits": 2.5}, TypeError, "splits must be an int in 1 .. 32, got float"),
-        (widgets.explore_pages, {"rows": 7}, ValueError, "rows = 7 must lie in 1 .. 6"),
-        (widgets.explore_pages, {"longest": 50}, ValueError, "longest = 50 must lie in 1 .. 40"),
-        (widgets.explore_pages, {"longest": -1}, ValueError, "longest = -1 must lie in 1 .. 40"),
-        (widgets.explore_pages, {"page_size": 17}, ValueError, "page_size = 17 must lie in 1 .. 16"),
-        (widgets.explore_merge, {"cuts": [0, 4, 10]}, ValueError, "cuts = [0, 4, 10] must be the bounds of four"),
-        (widgets.explore_merge, {"cuts": [0, 1, 2, 3, 4, 5]}, ValueError, "must be the bounds of four states"),
-        (widgets.explore_merge, {"cuts": [0, 4, 3, 9, 10]}, ValueError, "none smaller than the one before"),
-        (widgets.explore_merge, {"cuts": [-1, 4, 7, 9, 10]}, ValueError, "token numbers from 0 on"),
-        (widgets.explore_merge, {"cuts": [3, 3, 3, 3, 3]}, ValueError, "a token between first and last"),
-        (widgets.explore_merge, {"cuts": []}, ValueError, "such as [0, 4, 7, 9, 10]"),
-        (widgets.explore_merge, {"cuts": [0, 1.5, 2, 3, 4]}, TypeError, "cuts must be integers"),
-    ],
-)
-@pytest.mark.parametrize("has_page", [False, True])
-def test_a_start_outside_a_slider_is_refused_by_name(explore, options, error, words, has_page, monkeypatch):
-    monkeypatch.setattr(widgets, "display", (lambda *_, **__: pytest.fail("drawn")) if has_page else None)
-    with pytest.raises(error, match=re.escape(words)):
-        explore(**options)
-
-
 @pytest.mark.parametrize("way", viz.WAYS)
 @pytest.mark.parametrize("cuts", [(0, 4, 7, 9, 10), (0, 0, 4, 4, 10), (0, 0, 0, 0, 3), (2, 5, 5, 5, 5)], ids=str)
 def test_a_merge_of_any_four_states_is_right(cuts, way):
