@@ -104,9 +104,10 @@ def run(
     return out, lse
 
 
-def _launch_interpreted(module: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, *rest: Any) -> None:
+def _launch_interpreted(
+    module: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+) -> None:
     """Triton's interpreter keeps global state, and rounds to bfloat16 wrongly: one thread at a time, torch rounds."""
-    scale, out, lse = rest
     target = torch.empty_like(out, dtype=torch.float32) if out.dtype == torch.bfloat16 else out
     try:
         with INTERPRETER_LOCK:

@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from pkv._triton import INTERPRETED
 from pkv.cache import PagedKVCache
 from pkv.configs import TileConfig, block_heads, block_of, choose_config
 from pkv.plans import Plan
@@ -52,8 +53,6 @@ class KernelArgs:
     def __init__(
         self, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
     ) -> None:
-        from pkv._triton import INTERPRETED
-
         k, v = cache.k_nhd, cache.v_nhd
         self.q = strided(q)
         self.cache = CacheArgs(strided(k), strided(v), strided(cache.block_table), strided(cache.lengths))
