@@ -50,10 +50,11 @@ def plan(
         check_kernel_shape(shape)
     row_lengths = int_lengths(lengths)
     n_rows, splits = len(row_lengths), options.get("splits", 1)
-    if n_rows * max(splits * shape.grid_heads, shape.n_q_heads * MOST_DIM_BLOCKS) > LARGEST_GRID:
+    n_programs = n_rows * max(splits * shape.grid_heads, shape.n_q_heads * MOST_DIM_BLOCKS)
+    if n_programs > LARGEST_GRID:
         raise ValueError(
-            f"{n_rows} rows x {splits} splits x {shape.grid_heads} heads exceed a grid of 2**31 - 1 programs: "
-            "use fewer splits, or decode the rows in parts"
+            f"{n_rows} rows x {shape.n_q_heads} query heads in {splits} splits: {n_programs} programs "
+            "exceed a grid of 2**31 - 1: use fewer splits, or decode the rows in parts"
         )
     made: Plan = module.plan(row_lengths, shape, **options)
     object.__setattr__(made, "_is_sound", True)

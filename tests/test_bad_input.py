@@ -287,7 +287,8 @@ TOO_LARGE = {
 @pytest.mark.parametrize(("lengths", "shape", "splits"), TOO_LARGE.values(), ids=TOO_LARGE)
 def test_more_programs_than_a_grid_can_have(lengths, shape, splits):
     message = (
-        rf"{len(lengths)} rows x {splits} splits x {shape.grid_heads} heads exceed a grid of 2\*\*31 - 1 programs: "
+        rf"{len(lengths)} rows x {shape.n_q_heads} query heads in {splits} splits: "
+        r"\d+ programs exceed a grid of 2\*\*31 - 1: "
         "use fewer splits, or decode the rows in parts"
     )
     with pytest.raises(ValueError, match=message):
