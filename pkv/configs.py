@@ -61,13 +61,22 @@ def every_key() -> list[ConfigKey]:
     ]
 
 
+def next_power_of_two(n: int) -> int:
+    """The least power of two that is at least n.
+
+    >>> next_power_of_two(66)
+    128
+    """
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def block_of(size: int) -> int:
     """`size` padded to what tl.dot can take: a power of two, at least 16.
 
     >>> block_of(4), block_of(80)
     (16, 128)
     """
-    return max(SMALLEST_DOT, 1 << (size - 1).bit_length())
+    return max(SMALLEST_DOT, next_power_of_two(size))
 
 
 def block_heads(shape: Shape) -> int:

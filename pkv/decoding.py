@@ -148,7 +148,7 @@ def decode(
     capture, so that kernels are compiled). Stages planned on the host use cache.host_lengths, or copy the lengths from
     the GPU once per call. Returns out, or (out, lse) with return_lse.
     """
-    check_arrays(q, cache, out)
+    check_arrays(q, cache, None)  # run checks out
     shape = Shape.of(q, cache)
     name = DEFAULT_STAGE if stage is None else stage
     options = {"gpu": gpu_of(q.device), **(checked_options(name, options) if options else {})}

@@ -97,8 +97,8 @@ def gpu_of(device: torch.device | None) -> GpuProfile:
     return _gpu_of_index(torch.cuda.current_device() if device.index is None else device.index)
 
 
-def resolve_gpu(gpu: "str | GpuProfile | None", device: torch.device | None = None) -> GpuProfile:
+def resolve_gpu(gpu: "str | GpuProfile | None") -> GpuProfile:
     """What the option `gpu=` means: a profile, the name of one, or None for the card at hand."""
     if gpu is None:
-        return gpu_of(device)
+        return gpu_of(None)
     return load_gpu(gpu) if isinstance(gpu, str) else gpu

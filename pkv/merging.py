@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from pkv._triton import tl, triton
+from pkv.configs import next_power_of_two
 from pkv.tile import KernelShape, StateArgs
 
 State = tuple[torch.Tensor, torch.Tensor]
@@ -136,12 +137,3 @@ def launch_merge(
     merge_kernel[grid](
         partials, result, partial_offsets, row_ids, shape, block_s, dim_blocks, num_warps=num_warps,
     )  # fmt: skip
-
-
-def next_power_of_two(n: int) -> int:
-    """The least power of two that is at least n.
-
-    >>> next_power_of_two(66)
-    128
-    """
-    return 1 << max(n - 1, 0).bit_length()

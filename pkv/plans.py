@@ -127,8 +127,9 @@ class Plan:
     def diff(self, other: "Plan") -> list[str]:
         """What differs, one readable line each; empty for equal plans."""
         lines = []
+        others = other.to_dict()
         for name, mine in self.to_dict().items():
-            theirs = other.to_dict()[name]
+            theirs = others[name]
             if mine == theirs:
                 continue
             if isinstance(mine, list) and isinstance(theirs, list):

@@ -13,7 +13,7 @@ from pkv.configs import choose_tile, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.plans import Int32Array, Launch, Plan
 from pkv.shapes import Shape
-from pkv.stages.s1_split_kv import default_splits, fault_of_items, launch, launches_of, split_items
+from pkv.stages.s1_split_kv import default_splits, fault_of_items, indices_of, launch, launches_of, split_items
 
 __all__ = ["PLANNED_ON", "fault_of_items", "launch", "plan"]
 
@@ -33,25 +33,23 @@ def plan(
     tile = choose_tile(tile)
     resident = programs_per_sm(shape, profile, tile)
     n_rows = len(lengths)
-    row_splits = np.ones(n_rows, dtype=np.int64)
     buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]
+    row_splits = np.ones(n_rows, dtype=np.int64)
     for length, rows in buckets:
-        fill = default_splits(len(rows), shape, length, tile, profile.n_sms, resident)
-        row_splits[rows] = (splits or fill) if length else 1
+        if length:
+            row_splits[rows] = splits or default_splits(len(rows), shape, length, tile, profile.n_sms, resident)
+    partial_offsets = np.concatenate([[0], np.cumsum(row_splits)]).astype(np.int32)
 
-    partial_offsets = np.concatenate([[0], np.cumsum(row_splits)])
     items = np.empty((partial_offsets[-1], 3), dtype=np.int32)
-    for row, length in enumerate(lengths.tolist()):
-        items[partial_offsets[row] : partial_offsets[row + 1]] = split_items(
-            lengths[[row]], length, row_splits[row], tile
-        )
-        items[partial_offsets[row] : partial_offsets[row + 1], 0] = row
-
     order: list[int] = []
     launches: list[Launch] = []
-    for _, rows in buckets:
-        launches += launches_of(tuple(rows.tolist()), len(order), int(row_splits[rows[0]]))
-        order += [item for row in rows for item in range(partial_offsets[row], partial_offsets[row + 1])]
+    for length, rows in buckets:
+        n_splits = int(row_splits[rows[0]])
+        mine = indices_of(rows, partial_offsets, n_splits)
+        items[mine] = split_items(lengths[rows], length, n_splits, tile)
+        items[mine, 0] = np.repeat(rows, n_splits)
+        launches += launches_of(tuple(rows.tolist()), len(order), n_splits)
+        order += mine.tolist()
     return Plan(
         stage="length_buckets",
         shape=shape,

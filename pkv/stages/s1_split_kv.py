@@ -11,6 +11,7 @@ The kernel finds the longest row itself, from the lengths on the GPU. So it need
 """
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pkv._triton import tl, triton
@@ -44,17 +45,16 @@ def plan(
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))
     n_splits = splits or default_splits(n_rows, shape, longest, tile, profile.n_sms, resident)
-    n_items = n_rows * n_splits if longest else n_rows
-    n_splits = n_items // max(n_rows, 1)
-    every_row = tuple(range(n_rows))
+    if longest == 0:
+        n_splits = 1  # nothing to cut
     return Plan(
         stage="split_kv",
         shape=shape,
         lengths=lengths,
         items=split_items(lengths, longest, n_splits, tile),
-        program_offsets=np.arange(n_items + 1, dtype=np.int32),
+        program_offsets=np.arange(n_rows * n_splits + 1, dtype=np.int32),
         partial_offsets=np.arange(n_rows + 1, dtype=np.int32) * n_splits,
-        launches=launches_of(every_row, 0, n_splits),
+        launches=launches_of(tuple(range(n_rows)), 0, n_splits),
         tile=tile,
         gpu=profile,
         programs_per_sm=resident,
@@ -79,13 +79,16 @@ def default_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: in
 def split_items(lengths: Int32Array, longest: int, n_splits: int, tile: int) -> Int32Array:
     """Items of rows cut like the longest one: split s of S covers its tiles [n * s // S, n * (s + 1) // S)."""
     n_tiles = -(-longest // tile)
-    bounds = n_tiles * np.arange(n_splits + 1, dtype=np.int64) // max(n_splits, 1) * tile
+    bounds = n_tiles * np.arange(n_splits + 1, dtype=np.int64) // n_splits * tile
     rows = np.repeat(np.arange(len(lengths)), n_splits)
-    row_ends = np.repeat(lengths, n_splits)
     begins = np.tile(bounds[:-1], len(lengths))
-    ends = np.clip(np.tile(bounds[1:], len(lengths)), begins, None)
-    ends = np.maximum(np.minimum(ends, row_ends), begins)
-    return np.stack([rows, begins, ends], axis=1).astype(np.int32)
+    ends = np.minimum(np.tile(bounds[1:], len(lengths)), np.repeat(lengths, n_splits))
+    return np.stack([rows, begins, np.maximum(begins, ends)], axis=1).astype(np.int32)
+
+
+def indices_of(rows: npt.NDArray[np.int64], partial_offsets: Int32Array, n_splits: int) -> npt.NDArray[np.int64]:
+    """Where the items of some rows of n_splits each lie, row after row."""
+    return (partial_offsets[rows][:, None] + np.arange(n_splits)).ravel()
 
 
 def fault_of_items(plan: Plan) -> str | None:
@@ -96,10 +99,11 @@ def fault_of_items(plan: Plan) -> str | None:
         rows = np.array(launch.rows, dtype=np.int64)
         lengths = plan.lengths[rows]
         cut = split_items(lengths, int(lengths.max(initial=0)), launch.n_splits, plan.tile)
-        mine = plan.partial_offsets[rows][:, None] + np.arange(launch.n_splits)
-        for row, planned, kernels in zip(rows, plan.items[mine], cut.reshape(*mine.shape, 3), strict=True):
-            if (planned[:, 1:] != kernels[:, 1:]).any():
-                return f"row {row} is planned as {planned[:, 1:].tolist()}, the kernel cuts {kernels[:, 1:].tolist()}"
+        planned = plan.items[indices_of(rows, plan.partial_offsets, launch.n_splits)]
+        by_row = (len(rows), launch.n_splits, 3)
+        for row, mine, kernels in zip(rows, planned.reshape(by_row), cut.reshape(by_row), strict=True):
+            if (mine[:, 1:] != kernels[:, 1:]).any():
+                return f"row {row} is planned as {mine[:, 1:].tolist()}, the kernel cuts {kernels[:, 1:].tolist()}"
     return None
 
 
