@@ -1,4 +1,4 @@
-"""What planning must know of a GPU: how many programs it holds at once.
+"""What planning must know of a GPU: how many programs it holds at once, and, to predict times, what things cost.
 
 >>> load_gpu("rtx3060").n_sms
 28
@@ -6,7 +6,8 @@
 
 import functools
 import json
-from dataclasses import dataclass
+import math
+from dataclasses import asdict, dataclass
 from importlib import resources
 
 import torch
@@ -45,12 +46,47 @@ def limits_of(arch: int) -> ArchLimits:
 
 
 @dataclass(frozen=True)
+class Costs:
+    """What things cost on one card: all that pkv.simulation and pkv.costs know of its speed.
+
+    memory_gb_per_s: the most that all programs together read, in GB (10**9 bytes) per second.
+    program_gb_per_s: the most that one program reads, whatever the memory has left: its bytes in flight over the
+        memory's latency.
+    item_us: start-up of an item, in us, before its first byte: find the item, load the query, wait for the first page.
+        A program without a token costs this and no more.
+    launch_us: from the end of one kernel to the first program of the next, in us.
+    step_us: what a step costs once, in us, whatever it launches.
+    flashinfer_plan_us: what FlashInfer's own plan() adds to a step, in us, where the step's time holds it.
+    """
+
+    memory_gb_per_s: float
+    program_gb_per_s: float
+    item_us: float
+    launch_us: float
+    step_us: float = 0.0
+    flashinfer_plan_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+            is_rate = name.endswith("gb_per_s")
+            if not math.isfinite(value) or value < 0 or (is_rate and value == 0):
+                raise ValueError(f"{name} = {value} must be {'above 0' if is_rate else '0 or more'}, and finite")
+            object.__setattr__(self, name, float(value))
+
+
+@dataclass(frozen=True)
 class GpuProfile:
-    """One card. `arch` is the compute capability without its dot (86), `n_sms` the SMs that a program may use."""
+    """One card. `arch` is the compute capability without its dot (86), `n_sms` the SMs that a program may use.
+
+    costs: what simulation and prediction need; None where nobody has measured the card.
+    """
 
     name: str
     arch: int
     n_sms: int
+    costs: Costs | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arch", at_least(1, "arch", self.arch))
@@ -59,6 +95,15 @@ class GpuProfile:
     @property
     def limits(self) -> ArchLimits:
         return limits_of(self.arch)
+
+    def needed_costs(self) -> Costs:
+        """The costs; ValueError with the remedy where the profile has none."""
+        if self.costs is None:
+            raise ValueError(
+                f"gpu = {self.name!r} has no costs, so no time can be predicted: pass gpu={DEFAULT_GPU!r}, "
+                "or a GpuProfile with costs=pkv.gpus.Costs(...)"
+            )
+        return self.costs
 
 
 def gpu_names() -> list[str]:
@@ -75,7 +120,8 @@ def load_gpu(name: str) -> GpuProfile:
             f"gpu = {name!r} is no shipped profile; choose one of {', '.join(gpu_names())} or pass a GpuProfile"
         )
     fields = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
-    return GpuProfile(name=name, arch=fields["arch"], n_sms=fields["n_sms"])
+    costs = Costs(**fields["costs"]) if "costs" in fields else None
+    return GpuProfile(name=name, arch=fields["arch"], n_sms=fields["n_sms"], costs=costs)
 
 
 @functools.cache

@@ -1,0 +1,234 @@
+"""Play a plan on a GPU's SMs: who runs what, and when. No kernel runs; the clock is a model.
+
+The model has a GPU read like a crowd at a tap. Each launch's programs go, in the order of its grid, to the first free
+slot; an SM has as many slots as programs reside on it. A program does its items one after another: each waits item_us,
+then reads its bytes. All programs that read share the memory equally, and none draws more than program_gb_per_s. The
+next launch begins when the last program of the one before has ended, and launch_us later.
+
+Two items of 100 kB on one SM with two slots, memory 40 GB/s, a program at most 25 GB/s: both start up for item_us, then
+read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
+
+An item's bytes are the K and V of its tokens, read once by each of its programs: the model knows no cache. A merge
+program reads the states of its row's items; their writing is charged to it as well. Costs are those of pkv.gpus.Costs.
+"""
+
+import heapq
+from collections import deque
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pkv.gpus import DEFAULT_GPU, Costs, GpuProfile, resolve_gpu
+from pkv.plans import Plan
+
+SPAN = np.dtype(
+    [
+        ("launch", "i4"),  # index in plan.launches
+        ("program", "i4"),  # number on the plan's program axis; of a merge: the row's place in the launch
+        ("head", "i4"),  # grid head; of a merge: query head
+        ("item", "i4"),  # index in plan.items; -1 for a merge
+        ("row", "i4"),
+        ("sm", "i4"),
+        ("slot", "i4"),  # which of the SM's places for a program
+        ("begin_us", "f8"),
+        ("end_us", "f8"),
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """What simulate() saw. Time 0 is when the first launch is asked for; times in us.
+
+    plan, gpu: what was played, and on which card. spans [n_spans] of dtype SPAN: one entry per item and grid head, or
+    per merged row and query head, in the order in which they start; a span holds its start-up. launch_us [n_launches,
+    2]: begin and end of each launch. fixed_us: what the step costs before the first launch. gpu_ms: the whole step.
+    """
+
+    plan: Plan
+    gpu: GpuProfile
+    spans: npt.NDArray[np.void]
+    launch_us: npt.NDArray[np.float64]
+    fixed_us: float
+
+    @property
+    def makespan_us(self) -> float:
+        """From the first launch asked for to the end of the last; 0 where there is none."""
+        return float(self.launch_us[-1, 1]) if len(self.launch_us) else 0.0
+
+    @property
+    def gpu_ms(self) -> float:
+        return (self.fixed_us + self.makespan_us) / 1000
+
+    @cached_property
+    def busy_us(self) -> npt.NDArray[np.float64]:
+        """Per SM [n_sms]: the time with at least one program that reads. A start-up is not busy."""
+        begins = self.spans["begin_us"] + self.gpu.needed_costs().item_us
+        busy = np.zeros(self.gpu.n_sms)
+        for sm in np.unique(self.spans["sm"]):
+            mine = self.spans["sm"] == sm
+            begin, end = begins[mine], self.spans["end_us"][mine]
+            order = np.argsort(begin, kind="stable")
+            begin, end = begin[order], end[order]
+            covered = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
+            busy[sm] = np.maximum(end - np.maximum(begin, covered), 0.0).sum()
+        return busy
+
+    @property
+    def tail_idle(self) -> float:
+        """The share of SMs x makespan in which an SM reads nothing, between 0 and 1; 0 where nothing is launched."""
+        whole = self.gpu.n_sms * self.makespan_us
+        return 1.0 - float(self.busy_us.sum()) / whole if whole else 0.0
+
+    def __str__(self) -> str:
+        """The step in a few lines: each launch, when, how many programs, and who ends it."""
+        plan = self.plan
+        lines = [
+            f"Timeline of stage {plan.stage} on {self.gpu.name}: {self.gpu_ms:.4g} ms, of which {self.fixed_us:.4g} us "
+            f"before the first launch; {self.gpu.n_sms} SMs, {self.tail_idle:.1%} idle",
+            f"  {'launch':>8} {'begin us':>10} {'end us':>10} {'spans':>7}  ends last",
+        ]
+        for index, (begin, end) in enumerate(self.launch_us.tolist()):
+            mine = self.spans[self.spans["launch"] == index]
+            last = ""
+            if len(mine):
+                span = mine[int(np.argmax(mine["end_us"]))]
+                last = f"row {span['row']}, head {span['head']}, on SM {span['sm']}"
+            lines.append(f"  {plan.launches[index].kernel:>8} {begin:>10.1f} {end:>10.1f} {len(mine):>7}  {last}")
+        return "\n".join(lines)
+
+
+def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
+    """Play `plan` on `gpu`, a profile with costs or the name of one; the same plan always gives the same Timeline.
+
+    SMs and costs are gpu's, the programs that reside on an SM are the plan's own. A plan without launches (no rows)
+    takes no time. ValueError for a profile without costs, and for a plan of stage reference, which has no kernel.
+    """
+    profile = resolve_gpu(gpu)
+    costs = profile.needed_costs()
+    if plan.stage == "reference":
+        raise ValueError(
+            "a plan of stage 'reference' has no kernel, so there is nothing to simulate: plan another stage"
+        )
+    clock = 0.0
+    played: list[_Work] = []
+    launch_us = np.zeros((len(plan.launches), 2))
+    for index, launch in enumerate(plan.launches):
+        clock += costs.launch_us
+        merges = launch.kernel == "merge"
+        work = _merge_work(plan, index) if merges else _decode_work(plan, index)
+        resident = profile.limits.programs_per_sm if merges else plan.programs_per_sm
+        end = _play(work, profile.n_sms, resident, costs, clock)
+        launch_us[index] = clock, end
+        clock = end
+        played.append(work)
+    spans = np.concatenate([work.spans for work in played]) if played else np.zeros(0, dtype=SPAN)
+    return Timeline(
+        plan, profile, spans[np.argsort(spans["begin_us"], kind="stable")], launch_us, fixed_us(plan, costs)
+    )
+
+
+def fixed_us(plan: Plan, costs: Costs) -> float:
+    """What a step costs before its first launch."""
+    if not plan.launches:
+        return 0.0
+    return costs.step_us + (costs.flashinfer_plan_us if plan.stage == "flashinfer" else 0.0)
+
+
+@dataclass
+class _Work:
+    """A launch's work in grid order: program p does the spans [first[p], first[p + 1]), each of so many bytes."""
+
+    spans: npt.NDArray[np.void]
+    bytes: npt.NDArray[np.float64]
+    first: npt.NDArray[np.int64]
+
+
+def _decode_work(plan: Plan, index: int) -> _Work:
+    """Heads run fastest in the grid, and each program of a head does all the items of its number, in order."""
+    launch, heads = plan.launches[index], plan.shape.grid_heads
+    offsets = plan.program_offsets[launch.begin : launch.end + 1].astype(np.int64)
+    n_items = np.diff(offsets)
+    position = np.repeat(np.arange(offsets[0], offsets[-1]), heads)
+    program = np.repeat(np.arange(launch.begin, launch.end), n_items * heads)
+    head = np.tile(np.arange(heads), int(n_items.sum()))
+    grid_order = np.argsort(program * heads + head, kind="stable")
+    item = position[grid_order] if plan.item_order is None else plan.item_order[position[grid_order]]
+    spans = np.zeros(len(item), dtype=SPAN)
+    spans["launch"], spans["item"], spans["row"] = index, item, plan.items[item, 0]
+    spans["program"], spans["head"] = program[grid_order], head[grid_order]
+    tokens = plan.items[item, 2] - plan.items[item, 1]
+    bytes_per_token = plan.shape.kv_bytes_per_token / plan.shape.n_kv_heads
+    return _Work(spans, tokens * bytes_per_token, np.concatenate([[0], np.cumsum(np.repeat(n_items, heads))]))
+
+
+def _merge_work(plan: Plan, index: int) -> _Work:
+    """One program per row and query head; a row of one item has been written by its decode program."""
+    rows, heads = np.array(plan.launches[index].rows, dtype=np.int64), plan.shape.n_q_heads
+    spans = np.zeros(len(rows) * heads, dtype=SPAN)
+    spans["launch"], spans["item"] = index, -1
+    spans["program"], spans["row"] = np.repeat(np.arange(len(rows)), heads), np.repeat(rows, heads)
+    spans["head"] = np.tile(np.arange(heads), len(rows))
+    bytes_of_row = states_per_row(plan)[rows] * state_bytes(plan) * 2
+    return _Work(spans, np.repeat(bytes_of_row, heads).astype(np.float64), np.arange(len(spans) + 1))
+
+
+def states_per_row(plan: Plan) -> npt.NDArray[np.int64]:
+    """States that travel: the row's items with tokens, none where its one item is written directly."""
+    full = np.bincount(plan.items[plan.items[:, 2] > plan.items[:, 1], 0], minlength=plan.n_rows)
+    return np.where(np.diff(plan.partial_offsets) > 1, full, 0)
+
+
+def state_bytes(plan: Plan) -> int:
+    """Bytes of one query head's state: out and lse in fp32."""
+    return (plan.shape.head_dim + 1) * 4
+
+
+def _play(work: _Work, n_sms: int, resident: int, costs: Costs, begin_us: float) -> float:
+    """Fill in where and when each span runs; returns when the last one ends.
+
+    All programs that read do so at one rate. So one number, the bytes that a program would have read since the launch
+    began, says how far each is: one that starts to read at `served` ends when `served` has grown by its bytes.
+    """
+    memory, most = costs.memory_gb_per_s * 1000, costs.program_gb_per_s * 1000  # bytes per us
+    n_bytes, first = work.bytes.tolist(), work.first.tolist()
+    n_programs = len(first) - 1
+    begin, end, place = [0.0] * len(n_bytes), [0.0] * len(n_bytes), [0] * len(n_bytes)
+    # breadth first over the SMs: place p is slot p // n_sms of SM p % n_sms
+    free = list(range(min(n_sms * resident, n_programs)))
+    starting: deque[tuple[float, int, int, int]] = deque()  # (ready, span, the program's last + 1, place), by time
+    reading: list[tuple[float, int, int, int]] = []  # (served at its end, ...), a heap
+    now, served, program = begin_us, 0.0, 0
+    while True:
+        while free and program < n_programs:
+            if first[program] < first[program + 1]:  # one without items only comes and goes
+                span, at = first[program], heapq.heappop(free)
+                begin[span], place[span] = now, at
+                starting.append((now + costs.item_us, span, first[program + 1], at))
+            program += 1
+        rate = min(most, memory / len(reading)) if reading else most
+        read_at = now + max(reading[0][0] - served, 0.0) / rate if reading else np.inf
+        if starting and starting[0][0] <= read_at:
+            ready, span, last, at = starting.popleft()
+            served += (ready - now) * rate
+            now = ready
+            if n_bytes[span]:
+                heapq.heappush(reading, (served + n_bytes[span], span, last, at))
+                continue
+        elif reading:
+            served, span, last, at = heapq.heappop(reading)
+            now = read_at
+        else:
+            break
+        end[span] = now
+        if span + 1 < last:
+            begin[span + 1], place[span + 1] = now, at
+            starting.append((now + costs.item_us, span + 1, last, at))
+        else:
+            heapq.heappush(free, at)
+    places = np.array(place, dtype=np.int32)
+    work.spans["begin_us"], work.spans["end_us"] = begin, end
+    work.spans["sm"], work.spans["slot"] = places % n_sms, places // n_sms
+    return now
