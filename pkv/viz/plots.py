@@ -5,9 +5,11 @@ multiply and an add) and kv_bytes_per_token bytes, so flop per byte do not depen
 heads, 8 KV heads and 2-byte elements they are 4, the group G: K and V are read once for G heads.
 """
 
+import contextlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -27,6 +29,43 @@ STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
+
+
+@contextlib.contextmanager
+def new_figure(width: float, height: float, title: str) -> Iterator[Any]:
+    """A matplotlib Figure of so many inches, to be drawn on inside `with`; it belongs to no window and no pyplot."""
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(MISSING) from error
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.suptitle(
+            "\n".join(textwrap.wrap(title, 78)), x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK
+        )
+        yield figure
+
+
+def add_boxes(axes: Any, boxes: Sequence[tuple[float, float, float, float]], **look: Any) -> None:
+    """All boxes (x, y, width, height) in one look, as one shape with one entry in the legend."""
+    from matplotlib.collections import PolyCollection
+
+    corners = [[(x, y), (x + w, y), (x + w, y + h), (x, y + h)] for x, y, w, h in boxes]
+    axes.add_collection(PolyCollection(corners, **look))
+
+
+def name_below(figure: Any) -> None:
+    """A legend below the figure, each name once."""
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    for axes in figure.axes[1:]:
+        handles, names = (a + b for a, b in zip((handles, names), axes.get_legend_handles_labels(), strict=True))
+    once = dict(zip(reversed(names), reversed(handles), strict=True))
+    names = list(dict.fromkeys(names))
+    if names:
+        figure.legend(
+            [once[name] for name in names], names, loc="outside lower center", ncols=4, frameon=False, fontsize=8
+        )
 
 
 @dataclass(frozen=True)
@@ -74,11 +113,6 @@ def flop_per_byte(shape: Shape) -> float:
 
 def draw_roofline(shapes: Mapping[str, Shape], gpus: Sequence[str] = ("rtx3060", "h200")) -> Picture:
     """Where decode attention with these shapes lies under the roofs of these cards."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(MISSING) from error
     gpus = [gpus] if isinstance(gpus, str) else gpus
     if not shapes or not gpus:
         raise ValueError(
@@ -93,12 +127,10 @@ def draw_roofline(shapes: Mapping[str, Shape], gpus: Sequence[str] = ("rtx3060",
     if near < 1:
         reached = sum(card.ridge < max(points.values()) for card in cards)
         title = f"Right of the ridge of {reached} of {len(cards)} cards, where arithmetic is the limit, not memory"
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 4.8), layout="constrained")
+    with new_figure(7.2, 4.8, title) as figure:
         axes = figure.add_subplot()
         _draw_roofs(axes, cards)
         _draw_points(axes, cards, points)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=11.5, fontweight="bold", color=INK)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     ridges = "; ".join(
