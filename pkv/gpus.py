@@ -51,7 +51,7 @@ class Costs:
 
     memory_gb_per_s: the most that all programs together read, in GB (10**9 bytes) per second.
     program_gb_per_s: the most that one program reads, whatever the memory has left: its bytes in flight over the
-        memory's latency.
+        memory's latency. flashinfer_program_gb_per_s: the same of FlashInfer's programs, None where it is equal.
     item_us: start-up of an item, in us, before its first byte: find the item, load the query, wait for the first page.
         A program without a token costs this and no more.
     launch_us: from the end of one kernel to the first program of the next, in us.
@@ -65,9 +65,12 @@ class Costs:
     launch_us: float
     step_us: float = 0.0
     flashinfer_plan_us: float = 0.0
+    flashinfer_program_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
+            if value is None and name == "flashinfer_program_gb_per_s":
+                continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{name} must be a number, got {type(value).__name__}")
             is_rate = name.endswith("gb_per_s")

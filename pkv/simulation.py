@@ -1,15 +1,16 @@
 """Play a plan on a GPU's SMs: who runs what, and when. No kernel runs; the clock is a model.
 
-The model has a GPU read like a crowd at a tap. Each launch's programs go, in the order of its grid, to the first free
-slot; an SM has as many slots as programs reside on it. A program does its items one after another: each waits item_us,
-then reads its bytes. All programs that read share the memory equally, and none draws more than program_gb_per_s. The
-next launch begins when the last program of the one before has ended, and launch_us later.
+Each launch's programs go, in the order of its grid, to the first free slot; an SM has as many slots as programs reside
+on it. A program does its items one after another: each waits item_us, then reads its bytes. All programs that read
+share the memory equally, and none draws more than program_gb_per_s. The next launch begins launch_us after the last
+program of the one before has ended.
 
 Two items of 100 kB on one SM with two slots, memory 40 GB/s, a program at most 25 GB/s: both start up for item_us, then
 read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
 
 An item's bytes are the K and V of its tokens, read once by each of its programs: the model knows no cache. A merge
-program reads the states of its row's items; their writing is charged to it as well. Costs are those of pkv.gpus.Costs.
+program reads the states of its row's items; their writing is charged to it as well. In the grid heads run fastest, and
+items in FlashInfer's kernels. Costs are those of pkv.gpus.Costs.
 """
 
 import heapq
@@ -20,6 +21,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from pkv.costs import before_us, costs_for, item_bytes, merged_bytes, program_gb_per_s, slots_per_sm
 from pkv.gpus import DEFAULT_GPU, Costs, GpuProfile, resolve_gpu
 from pkv.plans import Plan
 
@@ -107,37 +109,25 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
     takes no time. ValueError for a profile without costs, and for a plan of stage reference, which has no kernel.
     """
     profile = resolve_gpu(gpu)
-    costs = profile.needed_costs()
-    if plan.stage == "reference":
-        raise ValueError(
-            "a plan of stage 'reference' has no kernel, so there is nothing to simulate: plan another stage"
-        )
+    costs = costs_for(plan, profile)
     clock = 0.0
-    played: list[_Work] = []
+    played: list[npt.NDArray[np.void]] = []
     launch_us = np.zeros((len(plan.launches), 2))
     for index, launch in enumerate(plan.launches):
-        clock += costs.launch_us
-        merges = launch.kernel == "merge"
-        work = _merge_work(plan, index) if merges else _decode_work(plan, index)
-        resident = profile.limits.programs_per_sm if merges else plan.programs_per_sm
-        end = _play(work, profile.n_sms, resident, costs, clock)
-        launch_us[index] = clock, end
-        clock = end
-        played.append(work)
-    spans = np.concatenate([work.spans for work in played]) if played else np.zeros(0, dtype=SPAN)
-    return Timeline(
-        plan, profile, spans[np.argsort(spans["begin_us"], kind="stable")], launch_us, fixed_us(plan, costs)
-    )
+        work = _merge_work(plan, index) if launch.kernel == "merge" else _decode_work(plan, index)
+        n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
+        begin = clock + costs.launch_us
+        places, clock = _play(work, n_slots, program_gb_per_s(plan, costs), costs, begin)
+        # breadth first over the SMs
+        work.spans["sm"], work.spans["slot"] = places % profile.n_sms, places // profile.n_sms
+        launch_us[index] = begin, clock
+        played.append(work.spans)
+    spans = np.concatenate(played) if played else np.zeros(0, dtype=SPAN)
+    in_time = np.argsort(spans["begin_us"], kind="stable")
+    return Timeline(plan, profile, spans[in_time], launch_us, sum(before_us(plan, costs)))
 
 
-def fixed_us(plan: Plan, costs: Costs) -> float:
-    """What a step costs before its first launch."""
-    if not plan.launches:
-        return 0.0
-    return costs.step_us + (costs.flashinfer_plan_us if plan.stage == "flashinfer" else 0.0)
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Work:
     """A launch's work in grid order: program p does the spans [first[p], first[p + 1]), each of so many bytes."""
 
@@ -147,21 +137,24 @@ class _Work:
 
 
 def _decode_work(plan: Plan, index: int) -> _Work:
-    """Heads run fastest in the grid, and each program of a head does all the items of its number, in order."""
+    """Each program of a head does all the items of its number, in order."""
     launch, heads = plan.launches[index], plan.shape.grid_heads
     offsets = plan.program_offsets[launch.begin : launch.end + 1].astype(np.int64)
     n_items = np.diff(offsets)
     position = np.repeat(np.arange(offsets[0], offsets[-1]), heads)
     program = np.repeat(np.arange(launch.begin, launch.end), n_items * heads)
     head = np.tile(np.arange(heads), int(n_items.sum()))
-    grid_order = np.argsort(program * heads + head, kind="stable")
+    if plan.stage == "flashinfer":
+        grid_order = np.lexsort((position, head))
+        sizes = np.tile(n_items, heads)
+    else:
+        grid_order = np.lexsort((position, head, program))
+        sizes = np.repeat(n_items, heads)
     item = position[grid_order] if plan.item_order is None else plan.item_order[position[grid_order]]
     spans = np.zeros(len(item), dtype=SPAN)
     spans["launch"], spans["item"], spans["row"] = index, item, plan.items[item, 0]
     spans["program"], spans["head"] = program[grid_order], head[grid_order]
-    tokens = plan.items[item, 2] - plan.items[item, 1]
-    bytes_per_token = plan.shape.kv_bytes_per_token / plan.shape.n_kv_heads
-    return _Work(spans, tokens * bytes_per_token, np.concatenate([[0], np.cumsum(np.repeat(n_items, heads))]))
+    return _Work(spans, item_bytes(plan)[item], np.concatenate([[0], np.cumsum(sizes)]))
 
 
 def _merge_work(plan: Plan, index: int) -> _Work:
@@ -171,64 +164,51 @@ def _merge_work(plan: Plan, index: int) -> _Work:
     spans["launch"], spans["item"] = index, -1
     spans["program"], spans["row"] = np.repeat(np.arange(len(rows)), heads), np.repeat(rows, heads)
     spans["head"] = np.tile(np.arange(heads), len(rows))
-    bytes_of_row = states_per_row(plan)[rows] * state_bytes(plan) * 2
-    return _Work(spans, np.repeat(bytes_of_row, heads).astype(np.float64), np.arange(len(spans) + 1))
+    return _Work(spans, np.repeat(merged_bytes(plan)[rows], heads), np.arange(len(spans) + 1))
 
 
-def states_per_row(plan: Plan) -> npt.NDArray[np.int64]:
-    """States that travel: the row's items with tokens, none where its one item is written directly."""
-    full = np.bincount(plan.items[plan.items[:, 2] > plan.items[:, 1], 0], minlength=plan.n_rows)
-    return np.where(np.diff(plan.partial_offsets) > 1, full, 0)
-
-
-def state_bytes(plan: Plan) -> int:
-    """Bytes of one query head's state: out and lse in fp32."""
-    return (plan.shape.head_dim + 1) * 4
-
-
-def _play(work: _Work, n_sms: int, resident: int, costs: Costs, begin_us: float) -> float:
-    """Fill in where and when each span runs; returns when the last one ends.
+def _play(
+    work: _Work, n_slots: int, most_gb_per_s: float, costs: Costs, begin_us: float
+) -> tuple[npt.NDArray[np.int64], float]:
+    """Fill in when each span runs; returns the slot of each, and when the last one ends.
 
     All programs that read do so at one rate. So one number, the bytes that a program would have read since the launch
     began, says how far each is: one that starts to read at `served` ends when `served` has grown by its bytes.
     """
-    memory, most = costs.memory_gb_per_s * 1000, costs.program_gb_per_s * 1000  # bytes per us
+    memory, most = costs.memory_gb_per_s * 1000, most_gb_per_s * 1000  # bytes per us
     n_bytes, first = work.bytes.tolist(), work.first.tolist()
     n_programs = len(first) - 1
     begin, end, place = [0.0] * len(n_bytes), [0.0] * len(n_bytes), [0] * len(n_bytes)
-    # breadth first over the SMs: place p is slot p // n_sms of SM p % n_sms
-    free = list(range(min(n_sms * resident, n_programs)))
-    starting: deque[tuple[float, int, int, int]] = deque()  # (ready, span, the program's last + 1, place), by time
+    free = list(range(min(n_slots, n_programs)))  # a heap: the lowest first
+    starting: deque[tuple[float, int, int, int]] = deque()  # (ready, span, the program's last + 1, slot), by time
     reading: list[tuple[float, int, int, int]] = []  # (served at its end, ...), a heap
     now, served, program = begin_us, 0.0, 0
     while True:
         while free and program < n_programs:
             if first[program] < first[program + 1]:  # one without items only comes and goes
-                span, at = first[program], heapq.heappop(free)
-                begin[span], place[span] = now, at
-                starting.append((now + costs.item_us, span, first[program + 1], at))
+                span, slot = first[program], heapq.heappop(free)
+                begin[span], place[span] = now, slot
+                starting.append((now + costs.item_us, span, first[program + 1], slot))
             program += 1
         rate = min(most, memory / len(reading)) if reading else most
         read_at = now + max(reading[0][0] - served, 0.0) / rate if reading else np.inf
         if starting and starting[0][0] <= read_at:
-            ready, span, last, at = starting.popleft()
+            ready, span, last, slot = starting.popleft()
             served += (ready - now) * rate
             now = ready
             if n_bytes[span]:
-                heapq.heappush(reading, (served + n_bytes[span], span, last, at))
+                heapq.heappush(reading, (served + n_bytes[span], span, last, slot))
                 continue
         elif reading:
-            served, span, last, at = heapq.heappop(reading)
+            served, span, last, slot = heapq.heappop(reading)
             now = read_at
         else:
             break
         end[span] = now
         if span + 1 < last:
-            begin[span + 1], place[span + 1] = now, at
-            starting.append((now + costs.item_us, span + 1, last, at))
+            begin[span + 1], place[span + 1] = now, slot
+            starting.append((now + costs.item_us, span + 1, last, slot))
         else:
-            heapq.heappush(free, at)
-    places = np.array(place, dtype=np.int32)
+            heapq.heappush(free, slot)
     work.spans["begin_us"], work.spans["end_us"] = begin, end
-    work.spans["sm"], work.spans["slot"] = places % n_sms, places // n_sms
-    return now
+    return np.array(place, dtype=np.int64), now

@@ -1,0 +1,185 @@
+"""The prediction without a clock: hand-worked steps, and how far it is from the simulator."""
+
+import dataclasses
+import time
+
+import cases
+import numpy as np
+import pytest
+
+import pkv
+from pkv.costs import at_least_one, predict
+from pkv.gpus import Costs, GpuProfile
+from pkv.plans import Launch, Plan
+from pkv.simulation import simulate
+
+# what fits the paper's RTX 3060 logs; written out, so that a new fit does not move these tests
+COSTS = Costs(306, 5.9, item_us=2.2, launch_us=2.7, flashinfer_plan_us=93, flashinfer_program_gb_per_s=26)
+HOME = GpuProfile("home", arch=86, n_sms=28, costs=COSTS)
+TOY = GpuProfile("toy", arch=86, n_sms=1, costs=Costs(40, 25, item_us=2, launch_us=1, step_us=3))
+# one head of 500 bytes a token: 200 tokens are 100 kB
+TINY = pkv.Shape(n_q_heads=1, n_kv_heads=1, head_dim=125, page_size=16, dtype="float16")
+SHAPES = [
+    pkv.Shape(32, 8, 128, 16, "float16"),
+    pkv.Shape(32, 4, 128, 16, "float16"),
+    pkv.Shape(32, 32, 128, 16, "float16"),
+    pkv.Shape(16, 2, 64, 16, "bfloat16"),
+]
+STAGES = [stage for stage in pkv.STAGES if stage not in ("reference", "adaptive")]
+
+
+def whole_rows(lengths: list[int], resident: int = 2) -> Plan:
+    rows = np.arange(len(lengths))
+    return Plan(
+        stage="test",
+        shape=TINY,
+        lengths=lengths,
+        items=np.stack([rows, np.zeros_like(rows), lengths], axis=1),
+        program_offsets=np.arange(len(rows) + 1),
+        partial_offsets=np.arange(len(rows) + 1),
+        launches=(Launch("decode", tuple(rows.tolist()), 0, len(rows)),),
+        tile=16,
+        gpu=TOY,
+        programs_per_sm=resident,
+    ).validate()
+
+
+def random_plan(seed: int) -> Plan:
+    """Any stage, 1 to 32 rows, equal or ragged, of up to 500 or up to 65k tokens, a few of them empty."""
+    rng = np.random.default_rng(seed)
+    n_rows, longest = int(rng.choice([1, 2, 3, 4, 8, 16, 32])), int(rng.choice([500, 4000, 16_000, 65_000]))
+    kind = rng.choice(["equal", "uniform", "bimodal", "with empty rows"])
+    lengths = np.full(n_rows, longest)
+    if kind == "bimodal":
+        lengths[np.arange(n_rows) % 4 > 0] //= 8
+    elif kind != "equal":
+        lengths = rng.integers(kind == "uniform", longest + 1, size=n_rows)
+    stage = STAGES[seed % len(STAGES)]
+    wanted = {"tile": int(rng.choice([16, 32])), "ordering": str(rng.choice(["as_listed", "longest_first"]))}
+    if rng.random() < 0.7:
+        wanted["splits"] = int(rng.integers(1, 33))
+    return pkv.plan(lengths, SHAPES[rng.integers(4)], stage=stage, gpu=HOME, **cases.known(stage, wanted))
+
+
+# --- worked by hand
+
+
+def test_two_programs_share_the_memory_and_the_longer_one_ends_alone():
+    # 100 and 200 kB: both read for 4 us of their own, which take 5; then one for 4
+    prediction = predict(whole_rows([200, 400]), TOY)
+    assert prediction.terms == pytest.approx(
+        {
+            "plan": 0,
+            "step": 0.003,
+            "launches": 0.001,
+            "start_up": 0.002,
+            "reading": 0.3 / 40,
+            "tail": 0.009 - 0.3 / 40,
+            "merge": 0,
+        }
+    )
+    assert prediction.gpu_ms == pytest.approx(0.015)
+    assert str(prediction) == ("0.015 ms = step 0.003 + launches 0.001 + start-up 0.002 + reading 0.007 + tail 0.002")
+
+
+def test_programs_wait_for_the_slot_that_is_free_first():
+    # alone: 4 + 2 us, 12 + 2, and then on the first slot again 4 + 2: 12 and 14 us, no more than 40 GB/s asked for
+    wide = dataclasses.replace(TOY, costs=dataclasses.replace(TOY.costs, memory_gb_per_s=1000))
+    assert predict(whole_rows([200, 600, 200]), wide).gpu_ms == pytest.approx(0.003 + 0.001 + 0.014)
+
+
+def test_a_merge_has_its_own_term():
+    plan = pkv.plan([64], TINY, stage="split_kv", splits=2, tile=16, gpu=TOY)
+    state = 2 * 126 * 4 * 2
+    assert predict(plan, TOY).merge == pytest.approx((2 + state / 25e3) / 1000)
+    assert predict(plan, TOY).launches == pytest.approx(0.002)
+
+
+def test_only_flashinfer_plans_inside_the_step():
+    plan = whole_rows([200])
+    theirs = dataclasses.replace(plan, stage="flashinfer")
+    costs = dataclasses.replace(TOY.costs, flashinfer_plan_us=50, flashinfer_program_gb_per_s=10)
+    gpu = dataclasses.replace(TOY, costs=costs)
+    assert predict(plan, gpu).plan == 0
+    assert predict(theirs, gpu).plan == pytest.approx(0.05)
+    assert predict(theirs, gpu).gpu_ms - predict(plan, gpu).gpu_ms == pytest.approx(0.05 + 0.006)
+
+
+def test_the_expected_larger_one():
+    rng = np.random.default_rng(0)
+    for mean, deviation in ((1.0, 0.3), (0.8, 0.1), (1.4, 0.2), (0.0, 0.5)):
+        drawn = np.maximum(1, rng.normal(mean, deviation, 200_000)).mean()
+        assert at_least_one(np.array([mean]), np.array([deviation]))[0] == pytest.approx(drawn, abs=3e-3)
+    assert at_least_one(np.array([0.5, 1.0, 2.5]), np.zeros(3)).tolist() == pytest.approx([1, 1, 2.5])
+
+
+# --- against the simulator
+
+
+def test_predictions_are_near_the_simulator_on_random_plans():
+    errors: dict[str, list[float]] = {}
+    for seed in range(320):
+        plan = random_plan(seed)
+        prediction, played = predict(plan, HOME), simulate(plan, HOME)
+        if not plan.launches:
+            assert prediction.gpu_ms == played.gpu_ms == 0
+            continue
+        # the planning of FlashInfer is the same in both, and would hide errors
+        ours, theirs = prediction.gpu_ms - prediction.plan, played.gpu_ms - prediction.plan
+        errors.setdefault(plan.stage, []).append(abs(ours / theirs - 1))
+        terms = prediction.terms.values()
+        assert min(terms) >= 0
+        assert prediction.gpu_ms == pytest.approx(sum(terms))
+    everything = np.concatenate(list(errors.values()))
+    print({stage: (len(mine), f"{np.median(mine):.2%}", f"{max(mine):.1%}") for stage, mine in errors.items()})
+    print(
+        f"all {len(everything)}: {np.median(everything):.3%} {np.quantile(everything, 0.9):.2%} {max(everything):.1%}"
+    )
+    assert len(everything) > 300
+    assert np.median(everything) <= 0.002
+    assert np.quantile(everything, 0.9) <= 0.02
+    assert max(everything) <= 0.15
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_predictions_never_beat_the_memory(stage):
+    for lengths in ([65_000], [4000] * 8, [30_000, 100, 2000, 7]):
+        plan = pkv.plan(lengths, SHAPES[0], stage=stage, gpu=HOME)
+        floor = sum(lengths) * SHAPES[0].kv_bytes_per_token / (COSTS.memory_gb_per_s * 1e6)
+        assert predict(plan, HOME).gpu_ms > floor
+        assert predict(plan, HOME).reading == pytest.approx(floor)
+
+
+def test_a_prediction_is_quick():
+    plan = pkv.plan([65_000, 3000, 4000, 9000, 40_000, 5000, 6000, 7000], SHAPES[0], stage="workqueue", splits=20)
+    predict(plan, HOME)
+    times = []
+    for _ in range(20):
+        begin = time.perf_counter()
+        predict(plan, HOME)
+        times.append(time.perf_counter() - begin)
+    assert min(times) < 1e-3
+
+
+# --- nothing to do, and what cannot be done
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_no_rows_take_no_time(stage):
+    prediction = predict(pkv.plan([], SHAPES[0], stage=stage, gpu=HOME), HOME)
+    assert prediction.gpu_ms == 0
+    assert str(prediction) == "0 ms: nothing is launched"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_without_tokens_cost_what_the_simulator_says(stage):
+    plan = pkv.plan([0, 0, 0], SHAPES[0], stage=stage, gpu=HOME)
+    assert predict(plan, HOME).gpu_ms == pytest.approx(simulate(plan, HOME).gpu_ms)
+
+
+def test_what_cannot_be_predicted_says_why():
+    plan = pkv.plan([5, 40], SHAPES[0], stage="split_kv", gpu=HOME)
+    with pytest.raises(ValueError, match=r"gpu = 'h200' has no costs.*pass gpu='rtx3060'"):
+        predict(plan, "h200")
+    with pytest.raises(ValueError, match=r"'reference' has no kernel.*plan another stage"):
+        predict(pkv.plan([5, 40], SHAPES[0], stage="reference"), HOME)
