@@ -1,0 +1,250 @@
+"""FlashInfer as a stage: its own kernels and schedule, on the same cache, to compare with.
+
+`plan()` needs no FlashInfer: its items are those that FlashInfer's published rules make (x_flashinfer_rules.py).
+`launch()` calls the library, which plans once more for itself; that wrapper is kept with the plan, so a plan that
+serves every layer of a step pays for it once.
+
+FlashInfer wants the page table as CSR. Lengths [3, 10], page size 4, table [[0, -, -], [1, 2, 3]]: indptr [0, 1, 4],
+indices [0, 1, 2, 3], last_page_len [3, 2] (a full page counts 4, not 0). Lengths belong to the plan, page ids do not:
+rows may get other pages while a plan is in use, so each launch gathers the indices anew, on the GPU.
+"""
+
+import functools
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from pkv.cache import PagedKVCache
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.pagedtensors import upload
+from pkv.paging import csr_positions
+from pkv.plans import Int32Array, Plan
+from pkv.shapes import Shape
+from pkv.stages.x_flashinfer_rules import (
+    KERNELS,
+    default_kernel,
+    fault_of_lengths,
+    fits,
+    launches_of,
+    resident,
+    split_items,
+    unfit,
+    why_not,
+)
+
+PLANNED_ON = "host"
+WORKSPACE = 128 * 2**20  # bytes for partial states, as FlashInfer's documentation recommends
+ENQUEUE = threading.Lock()  # held from gathering the page ids to the kernel that reads them
+
+
+class BackendError(RuntimeError):
+    """FlashInfer is missing, does not work here, or refuses these tensors; the message says why, and what to do."""
+
+
+def plan(
+    lengths: Int32Array, shape: Shape, *, kernel: str | None = None, gpu: "str | GpuProfile | None" = None
+) -> Plan:
+    """kernel: "tensor-core" or "cuda-core" (default: by query heads per KV head); ValueError where it has none.
+
+    gpu: the card whose items to show. FlashInfer itself always plans for the card that it runs on.
+    """
+    profile = resolve_gpu(gpu)
+    kernel = default_kernel(shape) if kernel is None else kernel
+    reason = why_not(shape, kernel)
+    if reason is not None:
+        others = [f"kernel={other!r}" for other in KERNELS if why_not(shape, other) is None]
+        remedy = others[0] if others else "another stage, e.g. stage='split_kv'"
+        raise ValueError(f"stage 'flashinfer' cannot decode this: {reason}; use {remedy}")
+    fault = fault_of_lengths(lengths, shape)
+    if fault is not None:
+        raise ValueError(f"{fault}; decode the rows in parts, or use another stage")
+    items = split_items(lengths, shape, profile, kernel)
+    row_items = np.bincount(items[:, 0], minlength=len(lengths))
+    return Plan(
+        stage="flashinfer",
+        shape=shape,
+        lengths=lengths,
+        items=items,
+        program_offsets=np.arange(len(items) + 1, dtype=np.int32),
+        partial_offsets=np.concatenate([[0], np.cumsum(row_items)]),
+        launches=launches_of(row_items),
+        tile=shape.page_size,
+        gpu=profile,
+        programs_per_sm=resident(shape, profile, kernel),
+        variant=kernel,
+    )
+
+
+def fault_of_items(plan: Plan) -> str | None:
+    """Where the plan's items are not those that FlashInfer will make; None if they agree."""
+    reason = why_not(plan.shape, plan.variant)
+    if reason is not None:
+        return reason
+    if not np.array_equal(plan.items, split_items(plan.lengths, plan.shape, plan.gpu, plan.variant)):
+        return f"its items are not those that FlashInfer's {plan.variant} kernel gets"
+    return None
+
+
+def launch(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Run FlashInfer on the plan's rows. BackendError where it is missing, or refuses or fails."""
+    require_gpu(q.device)
+    fault = unfit(cache.k_pages, cache.v_pages, plan.variant)
+    if fault is not None:
+        raise BackendError(f"stage 'flashinfer': {fault}; copy the pages, or choose another stage")
+    if scale <= 0:  # its softmax takes the largest product before scaling it, and hides what is masked with -inf
+        q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
+    if not fits(q):
+        q = q.clone(memory_format=torch.contiguous_format)
+    target = out if out.is_contiguous() and fits(out) and out.dtype == q.dtype else q.new_empty(q.shape)
+    ready = prepare(plan, cache, scale)
+    with ENQUEUE, explained("run"):
+        torch.take(cache.block_table, ready.positions, out=ready.indices)
+        _, lse_base_2 = ready.wrapper.run(q, (cache.k_pages, cache.v_pages), out=target, return_lse=True)
+    torch.mul(lse_base_2, math.log(2), out=lse)
+    if target is not out:
+        out.copy_(target)
+    if ready.empty_rows is not None:  # what it leaves there depends on kernel and version
+        out.index_fill_(0, ready.empty_rows, 0)
+        lse.index_fill_(0, ready.empty_rows, -torch.inf)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A wrapper that FlashInfer has planned, and the page ids that it reads.
+
+    positions int64 [n_used]: where in the flattened block table they stand; indices int32 [n_used], the wrapper's own;
+    empty_rows int64, None where there are none.
+    """
+
+    wrapper: Any
+    positions: torch.Tensor
+    indices: torch.Tensor
+    empty_rows: torch.Tensor | None
+
+
+def prepare(plan: Plan, cache: PagedKVCache, scale: float) -> Prepared:
+    """The plan's wrapper for caches like this one: made at the first launch, then kept with the plan.
+
+    One for each stream, since a wrapper's buffers hold one launch at a time. A captured graph takes what was made
+    before the capture.
+    """
+    device = cache.device
+    key = ("flashinfer", device, cache.layout, cache.max_pages, scale)
+    by_stream = plan._kept.setdefault(key, {})
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if stream not in by_stream:
+        if by_stream and torch.cuda.is_current_stream_capturing():
+            return cast(Prepared, next(iter(by_stream.values())))
+        with torch.inference_mode(False):  # tensors made in inference mode cannot be written outside of it
+            by_stream[stream] = _prepared(plan, cache, scale, stream)
+    return cast(Prepared, by_stream[stream])
+
+
+def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Prepared:
+    shape, device, lengths = plan.shape, cache.device, plan.lengths.astype(np.int64)
+    module = imported()
+    if isinstance(module, str):
+        raise BackendError(f"stage 'flashinfer': {module}; or choose another stage")
+    indptr, rows, columns = csr_positions(-(-lengths // shape.page_size))
+    last_page_len = (np.maximum(lengths, 1) - 1) % shape.page_size + 1  # it takes none below 1; indptr says empty
+    # on the host, where it plans: on the GPU it would have to wait for them
+    host_indptr, host_last = (torch.from_numpy(x.astype(np.int32)) for x in (indptr, last_page_len))
+    positions = upload(rows * cache.max_pages + columns, device)
+    indices = torch.zeros(len(positions), dtype=torch.int32, device=device)
+    with explained("plan"):
+        wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
+            workspace(device, stream), cache.layout, use_tensor_cores=plan.variant == "tensor-core",
+            backend="fa2",  # the one that the rules describe, on every GPU
+        )  # fmt: skip
+        wrapper.plan(
+            host_indptr, indices, host_last, shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.page_size,
+            q_data_type=shape.dtype, kv_data_type=shape.kv_dtype, sm_scale=scale,
+        )  # fmt: skip
+        held = wrapper._paged_kv_indices_buf  # our tensor, or in a later version a copy of it
+        if held.shape != indices.shape or held.dtype != indices.dtype or held.device != device:
+            raise ValueError("this version keeps the page indices in another form")
+    keep_until_copied(wrapper, device)
+    empty_rows = np.flatnonzero(lengths == 0)
+    return Prepared(wrapper, positions, held, upload(empty_rows, device) if len(empty_rows) else None)
+
+
+@functools.cache
+def workspace(device: torch.device, stream: int) -> torch.Tensor:
+    """FlashInfer's room for partial states: all plans of a stream share it, as their launches follow one another.
+
+    What a plan must keep lies elsewhere, in buffers that each wrapper makes for itself.
+    """
+    return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
+
+
+_IN_FLIGHT: list[tuple[torch.cuda.Event, Any]] = []
+
+
+def keep_until_copied(wrapper: Any, device: torch.device) -> None:
+    """Hold a wrapper until the GPU has read its plan from the host.
+
+    FlashInfer copies it from pinned memory behind torch's back. Were the wrapper dropped with its plan, after one step,
+    torch would hand that memory to the next wrapper while the copy still waits in the stream.
+    """
+    if device.type == "cuda":
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(device))
+        _IN_FLIGHT[:] = [(copied, held) for copied, held in _IN_FLIGHT if not copied.query()]
+        _IN_FLIGHT.append((event, wrapper))
+
+
+def require_gpu(device: torch.device) -> None:
+    """BackendError for tensors that are not on a GPU."""
+    if device.type != "cuda":
+        raise BackendError(
+            f"stage 'flashinfer' runs on a CUDA GPU only, and q lies on {device}: "
+            "move q and the cache to a GPU, or choose another stage"
+        )
+
+
+@functools.cache
+def imported() -> ModuleType | str:
+    """FlashInfer, or the reason why there is none. A broken install may raise anything on import."""
+    try:
+        import flashinfer
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == "flashinfer":
+            return "FlashInfer is not installed: pip install 'pkv[gpu]'"
+        return f"importing FlashInfer fails ({_told(error)}): `pkv doctor` says what to do"
+    if not hasattr(flashinfer, "BatchDecodeWithPagedKVCacheWrapper"):
+        return "what imports as flashinfer is not FlashInfer 0.7: pip install 'pkv[gpu]'"
+    return cast(ModuleType, flashinfer)
+
+
+def unavailable() -> str | None:
+    """Why FlashInfer cannot be used here, as far as is known without building its kernels; None if it can."""
+    if not torch.cuda.is_available():
+        return "FlashInfer needs a CUDA GPU, and torch sees none"
+    module = imported()
+    return module if isinstance(module, str) else None
+
+
+@contextmanager
+def explained(step: str) -> Iterator[None]:
+    """Turn whatever FlashInfer raises into a BackendError that says where, and where to look."""
+    try:
+        yield
+    except Exception as error:
+        raise BackendError(
+            f"stage 'flashinfer': FlashInfer's {step}() failed ({_told(error)}): `pkv doctor` says whether it lacks "
+            "something to build its kernels with; or choose another stage"
+        ) from error
+
+
+def _told(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
