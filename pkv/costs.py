@@ -11,8 +11,8 @@ memory has room, and bytes / memory_gb_per_s where it has none. Two slots of 100
 40 GB/s of memory: 50 are asked for in the first 4 us, which take 5; the other 4 take 4.
 
 Against simulate() the error is 0.4% in the median and 1.8% at worst on the steps of the paper's traces, 0.01% and 8% on
-random plans of all stages; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where programs read little more than it
-takes to start them, and start together.
+random plans of all stages; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where programs read so little that
+starting them takes as long, and start together.
 """
 
 import heapq
