@@ -179,14 +179,14 @@ def _play(
     n_bytes, first = work.bytes.tolist(), work.first.tolist()
     n_programs = len(first) - 1
     begin, end, place = [0.0] * len(n_bytes), [0.0] * len(n_bytes), [0] * len(n_bytes)
-    free = list(range(min(n_slots, n_programs)))  # a heap: the lowest first
+    free = list(range(min(n_slots, n_programs)))[::-1]
     starting: deque[tuple[float, int, int, int]] = deque()  # (ready, span, the program's last + 1, slot), by time
     reading: list[tuple[float, int, int, int]] = []  # (served at its end, ...), a heap
     now, served, program = begin_us, 0.0, 0
     while True:
         while free and program < n_programs:
             if first[program] < first[program + 1]:  # one without items only comes and goes
-                span, slot = first[program], heapq.heappop(free)
+                span, slot = first[program], free.pop()
                 begin[span], place[span] = now, slot
                 starting.append((now + costs.item_us, span, first[program + 1], slot))
             program += 1
@@ -209,6 +209,6 @@ def _play(
             begin[span + 1], place[span + 1] = now, slot
             starting.append((now + costs.item_us, span + 1, last, slot))
         else:
-            heapq.heappush(free, slot)
+            free.append(slot)
     work.spans["begin_us"], work.spans["end_us"] = begin, end
     return np.array(place, dtype=np.int64), now

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pkv
-from pkv.costs import at_least_one, predict
+from pkv.costs import at_least_one, merged_bytes, predict
 from pkv.gpus import Costs, GpuProfile
 from pkv.plans import Launch, Plan
 from pkv.simulation import simulate
@@ -93,6 +93,12 @@ def test_a_merge_has_its_own_term():
     state = 2 * 126 * 4 * 2
     assert predict(plan, TOY).merge == pytest.approx((2 + state / 25e3) / 1000)
     assert predict(plan, TOY).launches == pytest.approx(0.002)
+
+
+def test_a_row_of_one_item_has_nothing_to_merge():
+    plan = pkv.plan([5, 0, 100], TINY, stage="row_local", splits=3, tile=16, gpu=TOY)
+    assert merged_bytes(plan).tolist() == [2 * 126 * 4, 0, 3 * 2 * 126 * 4]  # of three items, those with tokens
+    assert merged_bytes(pkv.plan([5, 100], TINY, stage="workqueue", splits=2, gpu=TOY)).tolist() == [0, 2 * 2 * 126 * 4]
 
 
 def test_only_flashinfer_plans_inside_the_step():

@@ -118,6 +118,8 @@ def test_least_squares_finds_a_known_answer():
     y = 3 * np.exp(-1.5 * x)
     found = fit.least_squares(lambda point: point[0] * np.exp(-point[1] * x) - y, np.array([1.0, 0.5]))
     assert found == pytest.approx([3, 1.5], rel=1e-3)
+    # where a whole step would overshoot, a shorter one is tried
+    assert fit.least_squares(lambda point: np.arctan(20 * point), np.array([0.2])) == pytest.approx([0], abs=1e-3)
 
 
 def test_the_command_prints_every_row_and_writes_only_when_told(monkeypatch, capsys, tmp_path):
