@@ -67,18 +67,18 @@ def predict(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Prediction:
     """
     profile = resolve_gpu(gpu)
     costs = costs_for(plan, profile)
-    start_up = reading = tail = merge = 0.0
+    start_up = decode = merge = 0.0
     for launch in plan.launches:
         us = launch_us(plan, launch, profile, costs)
         if launch.kernel == "merge":
             merge += us
-            continue
-        floor = float(program_sizes(plan, launch)[0].sum()) * plan.shape.grid_heads / (costs.memory_gb_per_s * 1000)
-        first = costs.item_us if us else 0.0
-        start_up, reading, tail = start_up + first, reading + floor, tail + max(us - floor - first, 0.0)
+        elif us:
+            start_up, decode = start_up + costs.item_us, decode + us - costs.item_us
+    reading = float(item_bytes(plan).sum()) * plan.shape.grid_heads / (costs.memory_gb_per_s * 1000)
     planning, step = before_us(plan, costs)
     launches = len(plan.launches) * costs.launch_us
-    return Prediction(*(us / 1000 for us in (planning, step, launches, start_up, reading, tail, merge)))
+    terms = (planning, step, launches, start_up, reading, max(decode - reading, 0.0), merge)
+    return Prediction(*(us / 1000 for us in terms))
 
 
 def costs_for(plan: Plan, profile: GpuProfile) -> Costs:
