@@ -17,6 +17,7 @@ from pkv import viz
 from pkv.gpus import Costs, GpuProfile
 from pkv.plans import Launch, Plan
 from pkv.simulation import SPAN, Timeline, simulate
+from pkv.stages.s4_adaptive import explain
 from pkv.viz import lanes, queue, rowstyles, timelines
 from pkv.viz.svg import SMALL, WIDTH
 
@@ -67,7 +68,7 @@ CELLS = [
     if (n_rows, longest) != (64, 65536)
 ]
 BARS = [
-    (policy, trace, 0.02 * number, 0.05 * number)
+    (policy, trace, 0.02 * number, 0.01 + 0.05 * number)
     for trace in ("bimodal", "uniform")
     for number, policy in enumerate(["policy cost", "always split_kv", "a policy with a name that is long & <odd>"])
 ]
@@ -94,6 +95,7 @@ def every_picture():
     yield "regimes-wide", lambda: viz.draw_regimes([(2, 2**power, "equal", "workqueue", 0.5) for power in range(24)])
     yield "regret", lambda: viz.draw_regret(BARS)
     yield "regret-none", lambda: viz.draw_regret([("cost", "bimodal", 0.0)])
+    yield "choice", lambda: viz.draw_choice(explain(ONE_LONG, LLAMA, policy="cost", gpu=HOME))
     yield "candidates", lambda: viz.draw_candidates(CANDIDATES, "workqueue")
 
 
@@ -190,8 +192,9 @@ def spans_by_hand(*spans, launches=1):
         row = 0 if item < 0 else int(plan.items[item, 0])
         for name, value in zip(SPAN.names, (launch, max(item, 0), 0, item, row, sm, slot, begin, end), strict=True):
             span[name] = value
-    ends = [max((s[5] for s in spans if s[0] == index), default=0.0) for index in range(launches + 1)]
-    begins = [min((s[4] for s in spans if s[0] == index), default=0.0) for index in range(launches + 1)]
+    last = max(span[5] for span in spans)
+    ends = [max((span[5] for span in spans if span[0] == index), default=last) for index in range(launches + 1)]
+    begins = [min((span[4] for span in spans if span[0] == index), default=last) for index in range(launches + 1)]
     gpu = GpuProfile("two", 86, 2, HOME.costs)
     return Timeline(plan, gpu, found, np.array([begins, ends]).T, 0.0)
 
@@ -207,9 +210,9 @@ def test_spans_of_a_row_are_joined_over_gaps_that_cannot_be_seen():
 
 
 def test_spans_of_another_launch_slot_or_sm_are_not_joined():
-    spans = [(0, 0, 0, 0, 0, 10), (1, 0, 0, 0, 10, 20), (0, 0, 0, 1, 10, 20), (0, 0, 1, 0, 10, 20)]
-    pieces = lanes.pieces_of(spans_by_hand(*spans, launches=2), [0, 1], gap_us=0.1)
-    assert [piece.n_spans for piece in pieces] == [1, 1, 1, 1]
+    for other in [(1, 0, 0, 0, 10, 20), (0, 0, 0, 1, 10, 20), (0, 0, 1, 0, 10, 20), (0, 2, 0, 0, 10, 20)]:
+        pieces = lanes.pieces_of(spans_by_hand((0, 0, 0, 0, 0, 10), other, launches=2), [0, 1], gap_us=0.1)
+        assert [piece.n_spans for piece in pieces] == [1, 1], other
 
 
 def test_merges_of_a_launch_fill_the_lane_whatever_their_slots():
@@ -256,6 +259,11 @@ def test_claim_names_the_row_that_is_read_alone():
     assert f"for the last {alone:,.0f} us only row 0 is read, by 8 programs" in viz.draw_timeline(timeline).alt
 
 
+def test_claim_counts_only_the_programs_that_still_run():
+    spans = [(0, 0, 0, 0, 0, 10), (0, 2, 1, 0, 0, 12), (0, 1, 0, 0, 10, 30)]
+    assert "for the last 18 us only row 0 is read, by 1 program." in viz.draw_timeline(spans_by_hand(*spans)).alt
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -270,6 +278,13 @@ def test_claim_says_what_ends_the_step(name, words):
     if name == "1280-programs":
         words = "all programs end together"
     assert words in viz.draw_timeline(TIMELINES[name]).alt
+
+
+def test_a_step_that_takes_no_time_can_be_drawn():
+    gpu = GpuProfile("free", 86, 2, Costs(300.0, 6.0, 0.0, 0.0))
+    timeline = played([0, 0], "split_kv", gpu=gpu, splits=1)
+    assert timeline.gpu_ms == 0
+    assert "split_kv: 0 us" in viz.draw_timeline(timeline).alt
 
 
 def test_each_lane_shows_its_idle_share():
@@ -288,6 +303,22 @@ def test_stacked_timelines_share_one_axis():
     assert (max(ends) - timelines.LEFT) / scale == pytest.approx(first.gpu_ms * 1000, rel=0.01)
     assert picture.alt.startswith(f"workqueue is done first: {first.gpu_ms * 1000:,.0f} us, against workqueue")
     assert picture.svg.count(">us<") == 1
+
+
+def test_timelines_of_different_rows_have_a_legend_each():
+    batches = [TIMELINES[name] for name in ("buckets", "no-rows", "132-sms")]
+    picture = viz.draw_timelines(batches)
+    words = [text for *_, text in texts(picture)]
+    assert {"row 0: 16,384", "8,193 to 16,384 tokens"} <= set(words)
+    assert words.count("merge") == 2
+    ordered = sorted(f"{timeline.gpu_ms * 1000:,.0f}" for timeline in (batches[0], batches[2]))
+    assert picture.alt.startswith(f"workqueue is done first: {ordered[0]} us, against length_buckets {ordered[1]}.")
+
+
+def test_one_timeline_with_work_is_compared_with_nothing():
+    nothing, only = TIMELINES["no-rows"], TIMELINES["one-row"]
+    assert viz.draw_timelines([nothing, only]).alt.startswith(f"workqueue: {only.gpu_ms * 1000:,.0f} us, 28 SMs")
+    assert viz.draw_timelines([nothing, nothing]).alt.startswith("workqueue: nothing is launched")
 
 
 def grey(colour, opacity=1.0):
@@ -312,7 +343,7 @@ def test_many_rows_share_styles_by_length(n_rows):
     keys, names = rowstyles.keys_of(lengths)
     assert dict(names).keys() == set(keys.tolist())
     for length, key in zip(lengths.tolist(), keys.tolist(), strict=True):
-        words = dict(names)[key].replace(",", "")
+        words = dict(names)[key].replace(",", "").removesuffix("s").removesuffix(" token")
         least, most = map(int, words.replace("up to", "0 to").split(" to "))
         assert least <= length <= most
     assert keys[lengths.argmax()] == 0
@@ -321,10 +352,10 @@ def test_many_rows_share_styles_by_length(n_rows):
 def test_keys_of_any_lengths():
     assert rowstyles.keys_of(np.array([], dtype=np.int32))[1] == []
     keys, names = rowstyles.keys_of(np.array([0] * 20, dtype=np.int32))
-    assert (set(keys.tolist()), names) == ({0}, [(0, "up to 1")])
+    assert (set(keys.tolist()), names) == ({0}, [(0, "up to 1 token")])
     keys, names = rowstyles.keys_of(np.array([2**31 - 64] + [1] * 20, dtype=np.int32))
     assert set(keys.tolist()) == {0, 13}
-    assert names[-1] == (13, f"up to {2**18:,}")
+    assert names[-1] == (13, f"up to {2**18:,} tokens")
 
 
 def test_tape_holds_every_tile_in_program_order():
@@ -426,10 +457,12 @@ def test_regret_bars_are_as_long_as_the_means():
     picture = viz.draw_regret(BARS)
     boxes = sorted((y, width) for _, y, width, _ in boxes_of(picture, 0))
     means = [mean for _, _, mean, _ in BARS]
-    scale = boxes[-1][1] / means[-1]
+    (*_, line) = re.findall(r'd="M([\d.]+) [\d.]+H([\d.]+)M', picture.svg)
+    to_worst = float(line[1]) - float(line[0])
+    scale = to_worst / (0.11 - 0.04)
     assert [width for _, width in boxes] == pytest.approx([max(mean * scale, 0.3) for mean in means], abs=0.05)
     words = [text for *_, text in texts(picture)]
-    assert words.count("4.0%, worst 10.0%") == 2
+    assert words.count("4.0%, worst 11.0%") == 2
     assert picture.alt.startswith("policy cost has the least regret: 0.0% over 2 traces; a policy with a name")
 
 
@@ -448,6 +481,23 @@ def test_candidates_add_up_and_the_choice_is_named():
     assert wrong.startswith("split_kv is chosen: 0.322 ms, though workqueue would take 0.22.")
     widths = [box[2] for key in (0, 1, 2) for box in boxes_of(picture, key) if box[3] == 15]
     assert sum(widths) / max(widths) == pytest.approx((0.322 + 0.22) / 0.31, rel=0.01)
+
+
+def test_choice_shows_the_rule_and_who_cannot():
+    picture = viz.draw_choice(explain(ONE_LONG, LLAMA, policy="paper", gpu=HOME))
+    assert picture.alt.startswith("workqueue is chosen: ")
+    assert "Policy paper on home: 8 rows are at least 8." in picture.alt
+    single = pkv.Shape(32, 8, 128, 16, "float32")
+    found = explain(ONE_LONG, single, policy="cost", gpu=HOME)
+    picture = viz.draw_choice(found)
+    (reason,) = (entry.why_not for entry in found.candidates if entry.why_not)
+    assert f"flashinfer cannot: {reason}." in picture.alt
+    times = {entry.stage: entry.prediction.gpu_ms for entry in found.candidates if entry.prediction}
+    words = [text for *_, text in texts(picture)]
+    assert {f"{ms:.4g} ms" for ms in times.values()} <= set(words)
+    assert f"→ {min(times, key=times.get)}" in words
+    assert "start up" in words
+    assert "merge" in words
 
 
 @pytest.mark.parametrize(
@@ -477,6 +527,12 @@ def test_candidates_add_up_and_the_choice_is_named():
         (lambda: viz.draw_regret([("cost", "zipf", -0.1)]), ValueError, "bars[0].mean = -0.1 must be 0 or more"),
         (lambda: viz.draw_regret([("cost", "zipf", 0.2, 0.1)]), ValueError, "bars[0].worst = 0.1 is below its mean"),
         (lambda: viz.draw_regret([("cost", "zipf", 0.2)] * 2), ValueError, "bars[1] is a second one for policy 'cost'"),
+        (lambda: viz.draw_choice(plan_of([5])), TypeError, "got Plan: pass pkv.explain(lengths, shape)"),
+        (
+            lambda: viz.draw_choice(explain([5], LLAMA, gpu=GpuProfile("new", 90, 132))),
+            ValueError,
+            "gpu 'new' has no costs: explain for one that has",
+        ),
         (lambda: viz.draw_candidates({}, "a"), ValueError, "chosen = 'a' must be one of the candidates: there is none"),
         (lambda: viz.draw_candidates(CANDIDATES, "a"), ValueError, "chosen = 'a' must be one of the candidates: split"),
         (lambda: viz.draw_candidates({"a": {"b": -1}}, "a"), ValueError, "candidates['a']['b'] = -1 must be 0 or"),
@@ -512,6 +568,7 @@ def test_figure_of_a_timeline_shows_the_same_time(name, matplotlib, tmp_path):
         drawn = sum(path.vertices[:, 0].max() - path.vertices[:, 0].min() for path in row_0.get_paths())
         assert drawn == pytest.approx((mine["end_us"] - mine["begin_us"]).sum(), rel=0.01)
         assert axes.get_xlim() == (0, timeline.gpu_ms * 1000)
+        assert {int(path.vertices[:, 1].min()) for path in row_0.get_paths()} == set(mine["sm"].tolist())
 
 
 def test_figures_of_regimes_and_regret_show_the_same_values(matplotlib, tmp_path):
@@ -521,7 +578,7 @@ def test_figures_of_regimes_and_regret_show_the_same_values(matplotlib, tmp_path
         figure.savefig(tmp_path / "figure.pdf")
     letters = [text.split("\n")[0] for text in words_of(regimes)]
     assert letters.count("S") == sum(cell[3] == "split_kv" for cell in CELLS)
-    assert words_of(regret).count("4.0%, worst 10.0%") == 2
+    assert words_of(regret).count("4.0%, worst 11.0%") == 2
     widths = [patch.get_width() for axes in regret.axes for patch in axes.patches]
     assert widths == pytest.approx([100 * mean for _, _, mean, _ in BARS])
 

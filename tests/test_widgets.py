@@ -1,12 +1,14 @@
 """What the sliders call, and what shows where ipywidgets is missing."""
 
+import dataclasses
 import itertools
 import re
 from pathlib import Path
 
 import pytest
 
-from pkv.viz import WAYS, widgets
+from pkv.gpus import Costs, load_gpu
+from pkv.viz import WAYS, schedules, widgets
 
 LESSONS = sorted((Path(__file__).resolve().parents[1] / "lessons" / "src").glob("[0-9]*.py"))
 
@@ -48,6 +50,8 @@ EXPLORERS = {
     "pages": widgets.explore_pages,
     "plan": widgets.explore_plan,
     "merge": widgets.explore_merge,
+    "schedule": widgets.explore_schedule,
+    "policy": widgets.explore_policy,
 }
 
 
@@ -66,6 +70,56 @@ def test_plan_of_every_position(rows, longest, splits, stage):
     plan, programs = widgets.plan_of(rows, longest, splits, stage)
     assert f"{rows * splits:,} item" in plan.alt
     assert programs.alt.startswith(f"{stage}: {rows * splits * 8:,} program")
+
+
+@pytest.fixture
+def made_up_costs(monkeypatch):
+    """What sliders show must not depend on what the card is found to cost."""
+    card = dataclasses.replace(load_gpu("rtx3060"), costs=Costs(300.0, 6.0, 1.5, 5.0, step_us=10.0))
+    monkeypatch.setattr(schedules, "load_gpu", {"rtx3060": card}.__getitem__)
+
+
+@pytest.mark.parametrize("stage", schedules.PLAYED)
+@pytest.mark.parametrize("raggedness", schedules.RAGGEDNESS)
+@pytest.mark.parametrize(
+    ("rows", "longest", "splits", "sms"), [(1, 256, 1, 4), (8, 16384, 8, 28), (16, 65536, 32, 132)]
+)
+def test_schedule_of_every_position(rows, longest, raggedness, splits, sms, stage, made_up_costs):
+    (picture,) = widgets.schedule_of(rows, longest, raggedness, splits, sms, stage)
+    assert re.match(rf"{stage}: [\d,]+ us, {sms} SMs \d+% idle; ", picture.alt)
+
+
+def test_more_splits_leave_a_long_row_alone_for_less_time(made_up_costs):
+    alone = []
+    for splits in (1, 2, 8):
+        (picture,) = widgets.schedule_of(8, 16384, "one long", splits, 28, "workqueue")
+        alone.append(int(re.search(r"for the last ([\d,]+) us only row 0 is read", picture.alt)[1].replace(",", "")))
+    assert alone == sorted(alone, reverse=True)
+    assert alone[0] > 2 * alone[-1]
+
+
+@pytest.mark.parametrize("policy", ["paper", "cost"])
+@pytest.mark.parametrize("raggedness", schedules.RAGGEDNESS)
+@pytest.mark.parametrize(("rows", "longest"), [(1, 256), (1, 65536), (8, 16384), (64, 65536)])
+def test_policy_of_every_position(rows, longest, raggedness, policy, made_up_costs):
+    (picture,) = widgets.policy_of(rows, longest, raggedness, policy)
+    assert f"Policy {policy} on rtx3060: " in picture.alt
+    chosen = picture.alt.split(" is chosen")[0]
+    times = {name: float(ms) for name, ms in re.findall(r"(\w+): ([\d.e-]+) ms \(", picture.alt)}
+    assert len(times) >= 4
+    if policy == "cost":
+        assert times[chosen] == min(times.values())
+
+
+def test_lengths_by_raggedness():
+    assert schedules.lengths_of(4, 12, "ragged") == [12, 6, 4, 3]
+    assert schedules.lengths_of(3, 4096, "equal") == [4096] * 3
+    assert schedules.lengths_of(3, 4096, "one long") == [4096, 512, 512]
+    assert schedules.lengths_of(3, 256, "one long") == [256] * 3
+    with pytest.raises(ValueError, match="raggedness = 'none' must be one of 'equal', 'ragged', 'one long'"):
+        schedules.lengths_of(3, 256, "none")
+    with pytest.raises(ValueError, match="policy = 'best' must be one of 'paper', 'cost'"):
+        schedules.policy_of(3, 256, "equal", "best")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -152,6 +206,25 @@ def test_moving_a_slider_updates_the_outputs_that_are_saved(shown):
     assert shown.outputs[:-1] == want
 
 
+def test_sliders_of_schedules_update_their_picture(shown, made_up_costs):
+    pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
+    widgets.explore_schedule(sms=20)
+    rows, longest, raggedness, splits, sms, stage = controls_of(shown)
+    assert sms.options == (4, 14, 20, 28, 56, 132)
+    stage.value, raggedness.value, splits.value, sms.value = "row_local", "ragged", 4, 28
+    want = widgets.schedule_of(rows.value, longest.value, "ragged", 4, 28, "row_local")
+    assert shown.outputs[:-1] == [picture._repr_mimebundle_() for picture in want]
+    assert set(stage.options) == set(schedules.PLAYED)
+
+
+def test_sliders_of_policies_update_their_picture(shown, made_up_costs):
+    pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
+    widgets.explore_policy()
+    rows, longest, _, policy = controls_of(shown)
+    rows.value, longest.value, policy.value = 1, 65536, "paper"
+    assert shown.outputs[0]["text/plain"].startswith("length_buckets is chosen")
+
+
 def test_a_number_between_the_choices_becomes_one_more(shown):
     pytest.importorskip("ipywidgets", reason="the lessons extra brings ipywidgets")
     widgets.explore_pages(page_size=5)
@@ -203,6 +276,12 @@ def test_in_a_plain_script_the_words_are_printed(monkeypatch, capsys):
         (widgets.explore_plan, {"stage": None}, ValueError, "stage = None must be one of 'split_kv', "),
         (widgets.explore_plan, {"rows": "4"}, TypeError, "rows must be an int in 1 .. 16, got str"),
         (widgets.explore_plan, {"splits": 2.5}, TypeError, "splits must be an int in 1 .. 32, got float"),
+        (widgets.explore_schedule, {"rows": 17}, ValueError, "rows = 17 must lie in 1 .. 16"),
+        (widgets.explore_schedule, {"sms": 2}, ValueError, "sms = 2 must lie in 4 .. 132"),
+        (widgets.explore_schedule, {"stage": "reference"}, ValueError, "stage = 'reference' must be one of 'split_kv'"),
+        (widgets.explore_schedule, {"raggedness": 1}, ValueError, "raggedness = 1 must be one of 'equal', 'ragged'"),
+        (widgets.explore_policy, {"policy": "best"}, ValueError, "policy = 'best' must be one of 'paper', 'cost'"),
+        (widgets.explore_policy, {"rows": 128}, ValueError, "rows = 128 must lie in 1 .. 64"),
         (widgets.explore_pages, {"rows": 7}, ValueError, "rows = 7 must lie in 1 .. 6"),
         (widgets.explore_pages, {"longest": 50}, ValueError, "longest = 50 must lie in 1 .. 40"),
         (widgets.explore_pages, {"longest": -1}, ValueError, "longest = -1 must lie in 1 .. 40"),

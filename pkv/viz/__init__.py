@@ -7,6 +7,7 @@
 """
 
 from pkv.viz.bars import Bar, draw_candidates, draw_regret
+from pkv.viz.choices import draw_choice
 from pkv.viz.notebook import plan_mimebundle, register
 from pkv.viz.pages import draw_pages
 from pkv.viz.plandrawing import draw_plan, plan_svg
@@ -27,6 +28,7 @@ __all__ = [
     "Part",
     "Picture",
     "draw_candidates",
+    "draw_choice",
     "draw_merge",
     "draw_pages",
     "draw_plan",

@@ -97,7 +97,7 @@ def regret_claim(bars: Sequence[Bar]) -> str:
     return head if len(ordered) == 1 else f"{head}; {ordered[-1]} has {complete[ordered[-1]]:.1%}"
 
 
-def draw_candidates(candidates: Mapping[str, Mapping[str, float]], chosen: str) -> Picture:
+def draw_candidates(candidates: Mapping[str, Mapping[str, float]], chosen: str, notes: Sequence[str] = ()) -> Picture:
     """What each candidate is predicted to take: {name: {term: ms}}, a bar each, and the one that was chosen."""
     times = {
         name: {term: _fraction(f"candidates[{name!r}][{term!r}]", ms) for term, ms in terms.items()}
@@ -106,14 +106,15 @@ def draw_candidates(candidates: Mapping[str, Mapping[str, float]], chosen: str) 
     if chosen not in times:
         raise ValueError(f"chosen = {chosen!r} must be one of the candidates: {', '.join(times) or 'there is none'}")
     totals = {name: math.fsum(terms.values()) for name, terms in times.items()}
-    terms = list(dict.fromkeys(term for found in times.values() for term in found))
+    named = dict.fromkeys(term for found in times.values() for term in found)
+    terms = [term for term in named if any(found.get(term) for found in times.values())]
     if len(terms) > len(STYLES):
         raise ValueError(f"candidates have {len(terms)} terms: at most {len(STYLES)} can be told apart")
     title = _choice_claim(totals, chosen)
-    notes = ["Predicted, not measured. A bar: what one step takes, term by term. Arrow: the choice."]
+    notes = [" ".join(["Predicted, not measured. A bar: what a step takes, term by term. Arrow: the choice.", *notes])]
     sheet = Sheet()
     sheet.heading(title, notes)
-    draw_legend(sheet, list(enumerate(terms)), WIDTH - 8)
+    draw_legend(sheet, [(key, term.replace("_", " ")) for key, term in enumerate(terms)], WIDTH - 8)
     sheet.y += 6
     left, patches = _left_of([f"→ {name}" for name in times]), Patches()
     scale = (WIDTH - left - NUMBERS) / max(1e-9, *totals.values())
@@ -131,7 +132,7 @@ def draw_candidates(candidates: Mapping[str, Mapping[str, float]], chosen: str) 
     patches.draw(sheet)
     sheet.line(left, sheet.y - PITCH * len(times) - 2, left, sheet.y - 2, FAINT)
     words = "; ".join(
-        f"{name}: {totals[name]:.4g} ms ({', '.join(f'{term} {ms:.4g}' for term, ms in found.items())})"
+        f"{name}: {totals[name]:.4g} ms ({', '.join(f'{term} {ms:.4g}' for term, ms in found.items() if ms)})"
         for name, found in times.items()
     )
     return sheet.finish(f"{title}. {' '.join(notes)} {words}.")

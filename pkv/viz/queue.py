@@ -101,7 +101,7 @@ def _make_room(tape: list[Stretch]) -> list[Stretch]:
 def _draw_tape(sheet: Sheet, tape: list[Stretch], keys: npt.NDArray[np.int64], name: str) -> None:
     """The tape in lines like text; an item that reaches past a line's end goes on in the next."""
     sheet.text(LEFT - 6, sheet.y + 14, name, size=SMALL, fill=GREY, anchor="end")
-    top, patches = sheet.y, Patches()
+    top, wide, thin = sheet.y, Patches(), Patches()  # edges would hide the thin ones
     labels, bounds = [], []
     end = 0.0
     for stretch in tape:
@@ -115,14 +115,15 @@ def _draw_tape(sheet: Sheet, tape: list[Stretch], keys: npt.NDArray[np.int64], n
             rest = 0.0
         while rest > 1e-6:
             width = min(rest, ROOM - x)
-            patches.add(int(keys[stretch.row]), LEFT + x, y, width, TAPE)
+            (wide if width > 2.5 else thin).add(int(keys[stretch.row]), LEFT + x, y, width, TAPE)
             if is_first and width > 5:
                 bounds.append(f"M{LEFT + x:.5g} {y - (3 if stretch.opens_program else 0):.5g}v{TAPE + 3}")
             if text_width(f"{stretch.row}", SMALL) < width - 3:
                 labels.append((LEFT + x + width / 2, y + 14, f"{stretch.row}"))
             rest, x, y, is_first = rest - width, 0.0, y + LINE, False
         end = max(end, stretch.x + stretch.width)
-    patches.draw(sheet)
+    wide.draw(sheet)
+    thin.draw(sheet, edges=False)
     if bounds:
         sheet.path("".join(bounds), INK, 0.8)
     for x, y, text in labels:

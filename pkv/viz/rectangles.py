@@ -109,6 +109,8 @@ def _draw_cells(sheet: Sheet, plan: Plan, cells: Cells, most: int) -> None:
 
 
 def _line(plan: Plan) -> str:
+    if not plan.n_items:
+        return f"{plan.stage}: no item, so nothing is launched"
     n_empty = int((plan.items[:, 1] >= plan.items[:, 2]).sum())
     empty = f"{n_empty:,} without a token" if n_empty else "each with tokens"
     return f"{plan.stage}: {count_of(plan.n_items, 'item')} launched, {empty}"

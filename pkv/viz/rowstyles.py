@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pkv.viz.svg import GREY, INK, PALETTE, SMALL, Sheet, text_width
+from pkv.viz.svg import GREY, INK, PALETTE, SMALL, Sheet, count_of, text_width
 
 MERGE, EMPTY = -1, -2  # keys beside the rows' own
 OPACITY = 0.8
@@ -53,7 +53,7 @@ def keys_of(lengths: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], list
     for key in np.unique(keys).tolist():
         most = 2 ** int(powers.max() - key)
         least = f"{most // 2 + 1:,} to " if key < len(STYLES) - 1 and most > 1 else "up to "
-        names.append((key, f"{least}{most:,}"))
+        names.append((key, f"{least}{count_of(most, 'token')}"))
     return keys, names
 
 

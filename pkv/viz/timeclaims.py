@@ -58,7 +58,9 @@ def _reason(timeline: Timeline) -> str:
 
 def comparison(timelines: Sequence[Timeline]) -> str:
     """Who is first, and by how much the others are behind."""
-    ordered = sorted(timelines, key=lambda timeline: timeline.gpu_ms)
+    ordered = sorted((timeline for timeline in timelines if len(timeline.spans)), key=lambda timeline: timeline.gpu_ms)
+    if len(ordered) < 2:
+        return claim((ordered or timelines)[0])
     first = ordered[0]
     others = ", ".join(f"{timeline.plan.stage} {timeline.gpu_ms * 1000:,.0f}" for timeline in ordered[1:])
     return f"{first.plan.stage} is done first: {first.gpu_ms * 1000:,.0f} us, against {others}"

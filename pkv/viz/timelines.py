@@ -48,10 +48,12 @@ def draw_timelines(timelines: Sequence[Timeline]) -> Picture:
     title, notes = claim(timelines[0]) if alone else comparison(timelines), _notes(charts)
     sheet = Sheet()
     sheet.heading(title, notes)
-    draw_legend(sheet, _legend(charts), WIDTH - 8)
+    same_rows = len({chart.timeline.plan.lengths.tobytes() for chart in charts}) == 1
+    if same_rows:
+        draw_legend(sheet, _legend(charts), WIDTH - 8)
     top = sheet.y + 8
     for chart in charts:
-        _draw_chart(sheet, chart, not alone)
+        _draw_chart(sheet, chart, not alone, not same_rows)
     if step_us:
         _draw_axis(sheet, top, step_us, scale)
     words = [] if alone else [f"{claim(timeline)}." for timeline in timelines]
@@ -65,8 +67,8 @@ def _notes(charts: Sequence[Chart]) -> list[str]:
     names = list(dict.fromkeys(timeline.gpu.name for timeline in timelines))
     notes = [
         f"Simulated on {' and '.join(names)}, not measured. A lane is an SM, divided among the programs that run on it "
-        "at once. White: idle. At the right: the share of the time from the first launch on in which the SM reads "
-        "nothing; to start up is not to read."
+        "at once. White, up to the last line: idle. At the right: the share of the time from the first launch on in "
+        "which the SM reads nothing; to start up is not to read."
     ]
     if any(timeline.fixed_us for timeline in timelines):
         notes.append("Hatched: what the step costs before its first launch.")
@@ -80,17 +82,11 @@ def _notes(charts: Sequence[Chart]) -> list[str]:
 
 
 def _legend(charts: Sequence[Chart]) -> list[tuple[int, str]]:
-    """The rows' styles, where all timelines share them; then what else is drawn."""
+    """What the styles of these charts mean; all charts have the same rows."""
     drawn = {piece.key for chart in charts for piece in chart.pieces or []}
-    lengths = [chart.timeline.plan.lengths for chart in charts if chart.pieces]
-    entries = [entry for entry in keys_of(lengths[0])[1] if entry[0] in drawn] if lengths else []
-    if any(other.tolist() != lengths[0].tolist() for other in lengths):
-        rows = range(max(len(other) for other in lengths))
-        entries = [(row, f"row {row}") for row in rows if row in drawn] if len(rows) <= len(STYLES) else []
-    elif lengths and len(lengths[0]) > len(STYLES) and entries:
-        entries = [(key, f"{words} tokens") for key, words in entries[:1]] + entries[1:]
+    rows = keys_of(charts[0].timeline.plan.lengths)[1]
     beside = [(EMPTY, "an item without a token"), (MERGE, "merge")]
-    return entries + [entry for entry in beside if entry[0] in drawn]
+    return [entry for entry in rows + beside if entry[0] in drawn]
 
 
 def _chart(timeline: Timeline, scale: float, n_charts: int) -> Chart:
@@ -101,7 +97,7 @@ def _chart(timeline: Timeline, scale: float, n_charts: int) -> Chart:
     return Chart(timeline, sms, pieces, max(5.0, min(pitch, most / len(sms))), scale)
 
 
-def _draw_chart(sheet: Sheet, chart: Chart, named: bool) -> None:
+def _draw_chart(sheet: Sheet, chart: Chart, named: bool, has_legend: bool) -> None:
     timeline, pitch = chart.timeline, chart.pitch
     sheet.y += 8
     if named:
@@ -110,6 +106,8 @@ def _draw_chart(sheet: Sheet, chart: Chart, named: bool) -> None:
         sheet.y += 6
     if not len(timeline.spans):
         return
+    if has_legend:
+        draw_legend(sheet, _legend([chart]), WIDTH - 8)
     _name_launches(sheet, chart)
     top, right = sheet.y, chart.x(timeline.makespan_us)
     for lane in range(len(chart.sms) + 1):
@@ -185,7 +183,7 @@ def _name_lanes(sheet: Sheet, chart: Chart, top: float) -> None:
     for lane, sm in enumerate(chart.sms):
         y = top + (lane + 0.5) * chart.pitch + 4
         if lane % step == 0:
-            idle = 1 - timeline.busy_us[sm] / timeline.makespan_us
+            idle = 1 - timeline.busy_us[sm] / max(timeline.makespan_us, 1e-9)
             sheet.text(LEFT - 8, y, f"SM {sm}", size=SMALL, fill=GREY, anchor="end")
             sheet.text(WIDTH - 8, y, f"{idle:.0%}", size=SMALL, fill=GREY, anchor="end")
 

@@ -16,10 +16,11 @@ import torch
 from pkv.cache import PagedKVCache
 from pkv.checks import host_ints
 from pkv.decoding import plan
-from pkv.shapes import Shape
+from pkv.stages.s4_adaptive import POLICIES
 from pkv.viz.pages import draw_pages
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.programs import draw_programs
+from pkv.viz.schedules import LLAMA3_8B, PLAYED, RAGGEDNESS, policy_of, ragged_lengths, schedule_of
 from pkv.viz.states import WAYS, Part, draw_merge
 from pkv.viz.svg import Picture
 
@@ -39,22 +40,12 @@ MISSING = (
     "kernel, and into JupyterLab's: pip install 'ipywidgets>=8.1,<9'. The picture above shows the starting values."
 )
 NOT_LIVE = "Here the sliders show once this cell has run, in a JupyterLab that has ipywidgets."
-LLAMA3_8B = Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
 CUTS = (0, 4, 7, 9, 10)
 ORDERS: dict[str, tuple[int, ...]] = {
     "0, 1, 2, 3": (0, 1, 2, 3),
     "3, 2, 1, 0": (3, 2, 1, 0),
     "2, 0, 3, 1": (2, 0, 3, 1),
 }
-
-
-def ragged_lengths(n_rows: int, longest: int) -> list[int]:
-    """Row lengths that differ: the longest, a half, a third, ... of it.
-
-    >>> ragged_lengths(4, 12)
-    [12, 6, 4, 3]
-    """
-    return [longest // (index + 1) for index in range(n_rows)]
 
 
 def pages_of(rows: int, longest: int, page_size: int) -> list[Picture]:
@@ -128,6 +119,38 @@ def explore_merge(cuts: Sequence[int] = CUTS) -> None:
 
     first = {"order": next(iter(ORDERS)), "way": next(iter(WAYS)), "states": 4}
     _explore(draw, {"order": list(ORDERS), "way": list(WAYS), "states": (1, 4)}, first)
+
+
+def explore_schedule(
+    rows: int = 8,
+    longest: int = 16384,
+    raggedness: str = "one long",
+    splits: int = 8,
+    sms: int = 28,
+    stage: str = "split_kv",
+) -> None:
+    """Sliders: rows, longest row, splits, SMs; raggedness, stage. Picture: the step as the SMs would run it."""
+    ranges = {
+        "rows": (1, 16),
+        "longest": [256, 1024, 4096, 8192, 16384, 65536],
+        "raggedness": list(RAGGEDNESS),
+        "splits": (1, 32),
+        "sms": [4, 14, 28, 56, 132],
+        "stage": list(PLAYED),
+    }
+    first = {"rows": rows, "longest": longest, "raggedness": raggedness, "splits": splits, "sms": sms, "stage": stage}
+    _explore(schedule_of, ranges, first)
+
+
+def explore_policy(rows: int = 8, longest: int = 16384, raggedness: str = "ragged", policy: str = "cost") -> None:
+    """Sliders: rows, longest row; raggedness, policy. Picture: what each stage is predicted to take, and the choice."""
+    ranges = {
+        "rows": [1, 2, 4, 8, 16, 32, 64],
+        "longest": [256, 1024, 4096, 8192, 16384, 65536],
+        "raggedness": list(RAGGEDNESS),
+        "policy": list(POLICIES),
+    }
+    _explore(policy_of, ranges, {"rows": rows, "longest": longest, "raggedness": raggedness, "policy": policy})
 
 
 def _explore(draw: Callable[..., list[Picture]], ranges: Mapping[str, Any], first: dict[str, Any]) -> None:
