@@ -17,7 +17,9 @@ from pkv.gpus import GpuProfile
 from pkv.merging import merge
 from pkv.plans import Plan
 from pkv.shapes import Shape
+from pkv.simulation import Timeline, simulate
 from pkv.stages import STAGES
+from pkv.stages.s4_adaptive import explain
 
 __version__ = "0.1.0"
 __all__ = [
@@ -28,10 +30,13 @@ __all__ = [
     "PagedKVCache",
     "Plan",
     "Shape",
+    "Timeline",
     "decode",
+    "explain",
     "merge",
     "plan",
     "run",
+    "simulate",
 ]
 
 if "IPython" in sys.modules:  # in a notebook a plan draws itself

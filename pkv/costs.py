@@ -102,8 +102,11 @@ def program_gb_per_s(plan: Plan, costs: Costs) -> float:
 
 
 def slots_per_sm(plan: Plan, launch: Launch, profile: GpuProfile) -> int:
-    """Programs that reside on one SM: the plan's own, and of the small merge programs as many as the card allows."""
-    return profile.limits.programs_per_sm if launch.kernel == "merge" else plan.programs_per_sm
+    """Programs on an SM: as many as when costs were measured, else as the plan says; of a merge as many as it takes."""
+    if launch.kernel == "merge":
+        return profile.limits.programs_per_sm
+    measured = None if profile.costs is None or plan.stage == "flashinfer" else profile.costs.programs_per_sm
+    return measured or plan.programs_per_sm
 
 
 def item_bytes(plan: Plan) -> Floats:

@@ -80,7 +80,7 @@ def run(
     """
     check_arrays(q, cache, out)
     check_plan(q, cache, plan, check)
-    module = find_stage(plan.stage)
+    module = find_stage("adaptive" if plan.fallback else plan.stage)
     if check or q.device.type == "cpu":
         cache.validate()
     if not plan._is_sound:
@@ -169,8 +169,8 @@ def _capacity_plan(n_rows: int, capacity: int, shape: Shape, stage: str, **optio
 
 def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options, provided that the stage has them and their types are right; what is None is left out."""
-    parameters = inspect.signature(find_stage(stage).plan).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    find_stage(stage)
+    known = options_of(stage)
     checked = {}
     for name, value in options.items():
         if name not in known:
@@ -187,6 +187,13 @@ def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
             raise TypeError(f"gpu must be a profile's name or a pkv.GpuProfile, got {value!r}")
         checked[name] = value
     return checked
+
+
+@functools.cache
+def options_of(stage: str) -> list[str]:
+    """The options that a stage's plan() takes."""
+    parameters = inspect.signature(find_stage(stage).plan).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def find_stage(name: str) -> Any:

@@ -57,6 +57,8 @@ class Costs:
     launch_us: from the end of one kernel to the first program of the next, in us.
     step_us: what a step costs once, in us, whatever it launches.
     flashinfer_plan_us: what FlashInfer's own plan() adds to a step, in us, where the step's time holds it.
+    programs_per_sm: programs that resided on an SM when these were measured; None: as many as the plan says. Of
+        FlashInfer's it is always the plan that says it.
     """
 
     memory_gb_per_s: float
@@ -66,10 +68,13 @@ class Costs:
     step_us: float = 0.0
     flashinfer_plan_us: float = 0.0
     flashinfer_program_gb_per_s: float | None = None
+    programs_per_sm: int | None = None
 
     def __post_init__(self) -> None:
+        if self.programs_per_sm is not None:
+            object.__setattr__(self, "programs_per_sm", at_least(1, "programs_per_sm", self.programs_per_sm))
         for name, value in asdict(self).items():
-            if value is None and name == "flashinfer_program_gb_per_s":
+            if name == "programs_per_sm" or (value is None and name == "flashinfer_program_gb_per_s"):
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise TypeError(f"{name} must be a number, got {type(value).__name__}")

@@ -3,9 +3,10 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from pkv.plans import Plan
+    from pkv.plans import Launch, Plan
 
 MOST_ROWS_SHOWN = 12
 MOST_ITEMS_SHOWN = 4
@@ -46,15 +47,15 @@ def _fault_of_coverage(plan: "Plan") -> str | None:
             item_row, begin, end = plan.items[index].tolist()
             if item_row != row:
                 return f"item {index} belongs to row {item_row}, but lies among the items of row {row}"
-            if begin == end:
-                continue
             if begin > end:
                 return f"item {index} of row {row} ends before it begins ({begin}:{end})"
+            if begin % plan.tile:
+                return f"item {index} of row {row} begins at {begin}, not at a multiple of the tile {plan.tile}"
+            if begin == end:
+                continue
             if begin != covered:
                 word = "lost" if begin > covered else "done twice"
                 return f"tokens {min(begin, covered)}:{max(begin, covered)} of row {row} are {word} at item {index}"
-            if begin % plan.tile:
-                return f"item {index} of row {row} begins at {begin}, not at a multiple of the tile {plan.tile}"
             covered = end
         if covered != length:
             return f"row {row} has {length} tokens, its items end at {covered}"
@@ -72,12 +73,11 @@ def _fault_of_launches(plan: "Plan") -> str | None:
             return f"unknown kernel {launch.kernel!r} (decode or merge)"
         if not rows <= set(range(plan.n_rows)) or len(rows) < len(launch.rows):
             return f"a {launch.kernel} launch names rows twice, or outside 0:{plan.n_rows}"
-        wrong = [row for row in launch.rows if launch.n_splits not in (0, items_per_row[row])]
-        if wrong:
-            n_items = items_per_row[wrong[0]]
-            return f"row {wrong[0]} has {n_items} items, its {launch.kernel} launch {launch.n_splits} splits"
+        fault = _fault_of_splits(launch, items_per_row)
+        if fault:
+            return fault
         if launch.kernel == "merge":
-            for row in rows - decoded | rows & merged:
+            for row in set(row for row in rows if items_per_row[row]) - decoded | rows & merged:
                 return f"row {row} is merged {'twice' if row in merged else 'before it is decoded'}"
             merged |= rows
             continue
@@ -94,6 +94,19 @@ def _fault_of_launches(plan: "Plan") -> str | None:
         return f"row {row} is never decoded"
     for row in set(np.flatnonzero(items_per_row > 1).tolist()) - merged:
         return f"row {row} is split but never merged"
+    for row in set(np.flatnonzero(items_per_row == 0).tolist()) - merged:
+        return f"row {row} has no item and no merge launch: its result is never written"
+    return None
+
+
+def _fault_of_splits(launch: "Launch", items_per_row: npt.NDArray[np.int32]) -> str | None:
+    """A merge reads at most n_splits states of a row; a decode launch that names n_splits counts on so many items."""
+    for row in launch.rows:
+        n_items = items_per_row[row]
+        if launch.kernel == "merge" and n_items > launch.n_splits:
+            return f"row {row} has {n_items} items, its merge launch at most {launch.n_splits} splits"
+        if launch.kernel == "decode" and launch.n_splits not in (0, n_items):
+            return f"row {row} has {n_items} items, its decode launch {launch.n_splits} splits"
     return None
 
 

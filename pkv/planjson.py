@@ -1,12 +1,13 @@
 """A Plan as JSON, and back. What comes back is checked like any other input."""
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pkv.gpus import GpuProfile
+from pkv.gpus import Costs, GpuProfile
 from pkv.shapes import Shape
 
 if TYPE_CHECKING:
@@ -21,10 +22,13 @@ def plan_to_dict(plan: "Plan") -> dict[str, Any]:
         "format": FORMAT,
         "stage": plan.stage,
         "shape": plan.shape.to_dict(),
-        "gpu": vars(plan.gpu),
+        "gpu": asdict(plan.gpu),
         "programs_per_sm": plan.programs_per_sm,
         "tile": plan.tile,
         "dynamic": plan.dynamic,
+        "variant": plan.variant,
+        "explanation": plan.explanation,
+        "fallback": plan.fallback,
         "lengths": plan.lengths.tolist(),
         "items": plan.items.tolist(),
         "program_offsets": plan.program_offsets.tolist(),
@@ -44,7 +48,7 @@ def fields_from_json(text: str) -> dict[str, Any]:
     if found != FORMAT:
         raise ValueError(f"plan format {found}, this pkv reads {FORMAT}: update pkv, or make the plan again")
     try:
-        order = data.pop("item_order")
+        order, fallback = data.pop("item_order"), data.pop("fallback")
         fields = {
             "stage": _of_type(str, "stage", data.pop("stage")),
             "shape": Shape(**data.pop("shape")),
@@ -52,6 +56,9 @@ def fields_from_json(text: str) -> dict[str, Any]:
             "programs_per_sm": _of_type(int, "programs_per_sm", data.pop("programs_per_sm")),
             "tile": _of_type(int, "tile", data.pop("tile")),
             "dynamic": _of_type(bool, "dynamic", data.pop("dynamic")),
+            "variant": _of_type(str, "variant", data.pop("variant")),
+            "explanation": _of_type(str, "explanation", data.pop("explanation")),
+            "fallback": None if fallback is None else _of_type(str, "fallback", fallback),
             "items": _array("items", data.pop("items")).reshape(-1, 3),
             "item_order": None if order is None else _array("item_order", order),
             "launches": [_launch(**launch) for launch in data.pop("launches")],
@@ -82,9 +89,9 @@ def _array(name: str, values: Any) -> npt.NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def _gpu(name: str, arch: int, n_sms: int) -> GpuProfile:
+def _gpu(name: str, arch: int, n_sms: int, costs: dict[str, Any] | None) -> GpuProfile:
     numbers = (_of_type(int, "gpu.arch", arch), _of_type(int, "gpu.n_sms", n_sms))
-    return GpuProfile(_of_type(str, "gpu.name", name), *numbers)
+    return GpuProfile(_of_type(str, "gpu.name", name), *numbers, costs=None if costs is None else Costs(**costs))
 
 
 def _launch(kernel: str, rows: list[int], begin: int, end: int, n_splits: int) -> dict[str, Any]:

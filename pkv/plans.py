@@ -38,7 +38,7 @@ class Launch:
     rows: tuple[int, ...]  # rows it works on, in order
     begin: int = 0
     end: int = 0
-    n_splits: int = 0  # items of each of these rows, where they are equally many; 0 where they are not
+    n_splits: int = 0  # decode: items of each of these rows, 0 where they differ; merge: the most that a row has
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,9 @@ class Plan:
     lengths int32 [n_rows] tokens; items int32 [n_items, 3] = (row, begin, end); program_offsets int32 [n_programs + 1];
     partial_offsets int32 [n_rows + 1]; item_order int32 [n_items] or None (as listed); launches in order; tile in
     tokens; gpu and programs_per_sm as planned for. With `dynamic` the lengths are upper bounds, and the kernels read
-    the true ones on the GPU: such a plan serves every step and can be captured in a CUDA graph.
+    the true ones on the GPU: such a plan serves every step and can be captured in a CUDA graph. variant: which of a
+    stage's kernels, where it has several. A plan that stage adaptive chose carries the winner's stage, an explanation,
+    and as `fallback` the stage of ours that run() takes where the winner turns out not to work here.
     """
 
     stage: str
@@ -63,7 +65,10 @@ class Plan:
     programs_per_sm: int
     item_order: Int32Array | None = None
     dynamic: bool = False
-    _on_device: dict[Any, torch.Tensor] = field(init=False, default_factory=dict, repr=False)
+    variant: str = ""
+    explanation: str = ""
+    fallback: str | None = None
+    _kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # what running it makes once
     _is_sound: bool = field(init=False, default=False, repr=False)  # made by pkv.plan, or checked since
 
     def __post_init__(self) -> None:
@@ -73,6 +78,14 @@ class Plan:
                 array = np.array(array, dtype=np.int32)
                 array.setflags(write=False)
                 object.__setattr__(self, name, array)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: without what running the plan has made, such as tensors on a GPU."""
+        return {**self.__dict__, "_kept": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.__post_init__()
 
     @property
     def n_rows(self) -> int:
@@ -102,20 +115,28 @@ class Plan:
         return count(self)
 
     def tensor(self, name: str, device: torch.device) -> torch.Tensor:
-        """One of the arrays on `device`; copied there once, then kept."""
-        key = (name, device)
-        if key not in self._on_device:
-            self._on_device[key] = torch.from_numpy(np.array(getattr(self, name))).to(device)
-        return self._on_device[key]
+        """One of the arrays on `device`; all are copied there at once, and kept."""
+        if (name, device) not in self._kept:
+            self._upload(device)
+        found: torch.Tensor = self._kept[name, device]
+        return found
 
     def rows_tensor(self, launch: Launch, device: torch.device) -> torch.Tensor | None:
         """The launch's row numbers on `device`, or None where they are all rows in order."""
-        if len(launch.rows) == self.n_rows:
-            return None
-        key = (launch.rows, device)
-        if key not in self._on_device:
-            self._on_device[key] = torch.tensor(launch.rows, dtype=torch.int32, device=device)
-        return self._on_device[key]
+        return None if len(launch.rows) == self.n_rows else self.tensor(f"rows {launch.rows}", device)
+
+    def _upload(self, device: torch.device) -> None:
+        """One copy for all arrays. Each begins at a multiple of 16 bytes, so that kernels find all aligned alike."""
+        arrays = {name: getattr(self, name) for name in ("items", "program_offsets", "partial_offsets", "item_order")}
+        arrays |= {f"rows {launch.rows}": np.array(launch.rows, dtype=np.int32) for launch in self.launches}
+        arrays = {name: array for name, array in arrays.items() if array is not None}
+        begins = np.cumsum([0] + [-(-array.size // 4) * 4 for array in arrays.values()])
+        packed = np.zeros(begins[-1], dtype=np.int32)
+        for array, begin in zip(arrays.values(), begins, strict=False):
+            packed[begin : begin + array.size] = array.ravel()
+        there = torch.from_numpy(packed).to(device)
+        for (name, array), begin in zip(arrays.items(), begins, strict=False):
+            self._kept[name, device] = there[begin : begin + array.size].view(array.shape)
 
     def validate(self) -> "Plan":
         """Return self if each token of each row is covered exactly once and all arrays agree, else ValueError."""

@@ -197,3 +197,11 @@ def store_state(state, index, grid_head, out, lse, SHAPE: tl.constexpr, IS_PARTI
     mask = is_kept[:, None] & (dims < SHAPE.HEAD_DIM)[None, :]
     tl.store(pointers, out.to(state.out.ptr.dtype.element_ty), mask=mask)
     tl.store(state.lse.ptr + index.to(tl.int64) * state.lse.strides[0] + heads, lse, mask=exists)
+
+
+@triton.jit
+def store_empty(partials, index, grid_head, SHAPE: tl.constexpr):
+    """The state of no tokens, as a partial: lse -inf is all that the merge reads of it."""
+    heads, exists = my_heads(grid_head, SHAPE)
+    lse = tl.full([SHAPE.BLOCK_H], float("-inf"), tl.float32)
+    tl.store(partials.lse.ptr + index.to(tl.int64) * partials.lse.strides[0] + heads, lse, mask=exists)

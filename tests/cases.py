@@ -172,6 +172,11 @@ def assert_ramp(out: Tensor, lse: Tensor, lengths: Sequence[int]) -> None:
         assert (out[empty] == 0).all()
 
 
+def launching(plan: pkv.Plan) -> str:
+    """The stage whose launch() runs the plan: adaptive's where FlashInfer was chosen and may turn out not to work."""
+    return "adaptive" if plan.fallback else plan.stage
+
+
 def decode(q: Tensor, cache: Any, stage: str, **options: Any) -> tuple[Tensor, Tensor]:
     """Out and lse of a checked decode, the options that the stage knows passed on."""
     run_options = {name: options.pop(name) for name in ("scale", "out") if name in options}

@@ -60,13 +60,19 @@ def nan_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the stages launched so far."""
+    """The names of the stages that run() has launched so far; what those launch in turn is not among them."""
     names: list[str] = []
+    inside: list[str] = []
     for name, module in pkv.STAGES.items():
 
         def launch(*args: Any, _name: str = name, _launch: Any = module.launch, **kwargs: Any) -> None:
-            names.append(_name)
-            _launch(*args, **kwargs)
+            if not inside:
+                names.append(_name)
+            inside.append(_name)
+            try:
+                _launch(*args, **kwargs)
+            finally:
+                inside.pop()
 
         monkeypatch.setattr(module, "launch", launch)
     return names

@@ -35,7 +35,8 @@ def test_the_default_demo_is_quick_and_right(capsys):
     assert time.monotonic() - begin < 60
     assert code == 0
     assert set(found) >= {"stages", "device", "shape", "lengths", "seed"}
-    assert [result["stage"] for result in found["stages"]] == list(pkv.STAGES)
+    assert [result["stage"] for result in found["stages"]] == [name for name in pkv.STAGES if name != "flashinfer"]
+    assert found["left_out"] == {"flashinfer": "FlashInfer needs a CUDA GPU, and torch sees none"}
     for result in found["stages"]:
         assert set(result) >= KEYS
         assert result["ok"]
@@ -60,10 +61,10 @@ def test_the_table(capsys):
     assert max(map(len, lines)) <= 100
     for name in pkv.STAGES:
         [line] = [line for line in lines if line.startswith(f"{name} ")]
-        assert " ok " in line
+        assert " ok " in line or "left out: FlashInfer needs a CUDA GPU" in line
     if pkv.INTERPRETED:
         assert "interpreter: not a speed" in out
-    assert lines[-1] == f"all {len(pkv.STAGES)} stages ok"
+    assert lines[-1] == f"all {len(pkv.STAGES) - 1} stages ok"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

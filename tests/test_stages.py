@@ -21,6 +21,7 @@ from cases import (
     batch,
     decode,
     known,
+    launching,
     named,
     options_of,
     paged,
@@ -47,12 +48,12 @@ SPLITS = [{}, {"splits": 1}, {"splits": 3}]
 ON_CPU = [stage for stage in pkv.STAGES if stage not in NEEDS_GPU]
 
 
-def assert_accurate(q, cache, out, lse, scale=None, largest_score=0.0):
+def assert_accurate(q, cache, out, lse, scale=None, largest_score=0.0, stage=""):
     """Within the computed tolerance. A score of 1e4 is itself rounded by 1e-3 in fp32, and so is its weight."""
     yardstick = Yardstick(q, cache, scale)
     eps, largest_v = torch.finfo(torch.float32).eps, max(float(abs(x).max()) for x in (yardstick.out, torch.ones(1)))
     yardstick.tolerance += 4 * eps * largest_score * largest_v
-    accuracy = yardstick.measure(out, lse)
+    accuracy = yardstick.measure(out, lse, rounds_weights=stage in ("flashinfer", "adaptive"))
     assert accuracy.ok, accuracy
 
 
@@ -80,10 +81,10 @@ def test_stage(stage, case, dtype, nan_memory, launched):
     want_plan = pkv.plan(case.lengths, pkv.Shape.of(q, cache), stage=stage, **known(stage, case.options))
     out = torch.full_like(q, math.nan)
     got, lse = decode(q, cache, stage, out=out, **case.options)
-    assert launched == [stage]
+    assert launched == [launching(want_plan)]
     assert got is out
     assert lse.dtype == torch.float32
-    assert_accurate(q, cache, out, lse)
+    assert_accurate(q, cache, out, lse, stage=stage)
     assert want_plan.validate() is want_plan
 
 
@@ -133,7 +134,7 @@ def test_rows_may_share_pages(stage):
     q = randn(2, 4, 64, seed=9, dtype=torch.float16).to(DEVICE)
     cache = cache.to(DEVICE)
     out, lse = decode(q, cache, stage)
-    assert_accurate(q, cache, out, lse)
+    assert_accurate(q, cache, out, lse, stage=stage)
     assert not torch.equal(out[0], out[1])
 
 
@@ -145,7 +146,7 @@ def test_a_dynamic_plan_serves_shorter_lengths(stage, options, nan_memory):
     for lengths in ([64, 64, 64], [64, 0, 3], [0, 17, 33], [1, 1, 1], [0, 0, 0]):
         cache.lengths.copy_(torch.tensor(lengths))
         out, lse = pkv.run(q, cache, plan, check=True)
-        assert_accurate(q, cache, out, lse)
+        assert_accurate(q, cache, out, lse, stage=stage)
 
 
 @pytest.mark.parametrize("where", [0, 130], ids=["first", "last"])
@@ -411,7 +412,7 @@ def test_a7_head_dims_with_nan_right_after_the_row(stage, head_dim, dtype):
         padded = pkv.PagedKVCache(*pages, cache.block_table, cache.lengths)
         wide_out = torch.full((2, 2, head_dim + pad), 7.0, dtype=q.dtype, device=DEVICE)
         out, lse = decode(wide(q, pad)[..., :head_dim], padded, stage, out=wide_out[..., :head_dim], splits=2)
-        assert_accurate(q, cache, out, lse)
+        assert_accurate(q, cache, out, lse, stage=stage)
         assert (wide_out[..., head_dim:] == 7.0).all(), "written past a row of out"
 
 
@@ -431,7 +432,7 @@ def test_a8_each_query_head_reads_its_kv_head(stage, heads, dtype):
     out, lse = decode(q, cache, stage)
     want = torch.arange(n_q_heads) // (n_q_heads // n_kv_heads)
     torch.testing.assert_close(out.cpu().float(), want.float()[None, :, None].expand(out.shape), atol=5e-3, rtol=0)
-    assert_accurate(q, cache, out, lse)
+    assert_accurate(q, cache, out, lse, stage=stage)
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 8, 16, 48, 64, 256, 544])
@@ -440,7 +441,7 @@ def test_a9_page_sizes(stage, options, page_size):
     q, cache = ramp([50], page_size=page_size)
     assert_ramp(*decode(q, cache, stage, **options), [50])
     q, cache = batch(Case("pages", [50], page_size=page_size, n_kv_heads=1, n_q_heads=2))
-    assert_accurate(q, cache, *decode(q, cache, stage, **options))
+    assert_accurate(q, cache, *decode(q, cache, stage, **options), stage=stage)
 
 
 @pytest.mark.parametrize("page_size", [16, 8, 48])
@@ -477,12 +478,12 @@ def test_a11_parts_computed_apart_merge(stage):
 def test_a12_no_rows(stage, dtype, launched):
     full_q, full_cache = batch(Case("two", [5, 17]), DTYPES[dtype])
     full = decode(full_q, full_cache, stage)
-    assert launched == [stage]
+    assert len(launched) == 1
     q, cache = batch(Case("none", []), DTYPES[dtype])
     out, lse = decode(q, cache, stage)
     assert (out.shape, out.dtype, out.device.type) == ((0, 4, 64), q.dtype, DEVICE.type)
     assert (lse.shape, lse.dtype) == ((0, 4), torch.float32)
-    assert launched == [stage], "launched for nothing"
+    assert len(launched) == 1, "launched for nothing"
     plan = pkv.plan([], pkv.Shape.of(q, cache), stage=stage)
     assert (plan.n_rows, plan.n_items) == (0, 0)
     assert plan.counters.programs == plan.counters.launches == 0
@@ -548,7 +549,7 @@ def test_a13_only_the_first_grid_axis_grows(stage, options, monkeypatch):
 def test_scale(stage, scale, dtype):
     q, cache = batch(Case("scaled", [20, 0, 33]), DTYPES[dtype])
     out, lse = decode(q, cache, stage, scale=scale, splits=2)
-    assert_accurate(q, cache, out, lse, scale, largest_score=abs(scale) * 40)
+    assert_accurate(q, cache, out, lse, scale, largest_score=abs(scale) * 40, stage=stage)
     default, _ = decode(q, cache, stage, splits=2)
     assert not torch.equal(out, default), "scale was ignored"
 
@@ -567,7 +568,7 @@ def test_huge_scores(stage, size, dtype):
         q[..., 0] = sign * size
         cache = paged(k, v, [40])
         out, lse = decode(q, cache, stage, scale=1.0, splits=3)
-        assert_accurate(q, cache, out, lse, 1.0, largest_score=size)
+        assert_accurate(q, cache, out, lse, 1.0, largest_score=size, stage=stage)
         winners = signs == sign
         torch.testing.assert_close(out[0, 0].float().cpu(), v[0, winners, 0].float().mean(0), atol=2e-2, rtol=0)
 
@@ -583,7 +584,7 @@ def test_scores_beyond_the_range_of_fp16(stage):
     for scale in (None, 1.0, -1.0):
         out, lse = decode(q, cache, stage, scale=scale, splits=2)
         assert torch.isfinite(lse).all()
-        assert_accurate(q, cache, out, lse, scale, largest_score=float(lse.abs().max()))
+        assert_accurate(q, cache, out, lse, scale, largest_score=float(lse.abs().max()), stage=stage)
 
 
 # --- A4: offsets beyond 2**31 elements ---

@@ -23,11 +23,28 @@ from pkv.gpus import GpuProfile
 from pkv.launching import kernel_shape
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import split_kv_kernel
+from pkv.stages.s2_row_local import row_local_kernel
+from pkv.stages.s3_workqueue import workqueue_kernel
 from pkv.tile import CacheArgs, StateArgs, Strided
 
 TRITON_TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
-
+# The entry kernels, and the arguments that each takes after those that all take. None: an optional array left out.
+OWN_ARGUMENTS: dict[str, dict[str, str | None]] = {
+    "split_kv": {"row_ids": None, "n_rows": "i32", "n_splits": "i32"},
+    "row_local": {"n_splits": "i32"},
+    "workqueue": {"items": "*i32", "program_offsets": None, "item_order": "*i32", "first_program": "i32"},
+    "workqueue, several items": {
+        "items": "*i32", "program_offsets": "*i32", "item_order": "*i32", "first_program": "i32",
+    },
+}  # fmt: skip
+KERNELS = {
+    "split_kv": split_kv_kernel,
+    "row_local": row_local_kernel,
+    "workqueue": workqueue_kernel,
+    "workqueue, several items": workqueue_kernel,
+}
+KERNELS_OF_PLANNING = ("split_kv", "row_local", "workqueue")  # their figures are stored
 ARCHITECTURES = (80, 86, 89, 90, 120)
 FIGURES = Path(__file__).parents[1] / "data" / "compiled.json"
 
@@ -44,8 +61,10 @@ class Compiled:
     tensor_ops: int
 
 
-def compile_split_kv(shape: Shape, config: TileConfig, arch: int, *, aligned: bool = True) -> Compiled:
-    """Compile split_kv's kernel for compute capability `arch`, as a launch on contiguous NHD pages would."""
+def compile_entry(
+    shape: Shape, config: TileConfig, arch: int, *, aligned: bool = True, kernel: str = "split_kv"
+) -> Compiled:
+    """Compile one of KERNELS for compute capability `arch`, as a launch on contiguous NHD pages would."""
     sizes = kernel_shape(shape, config, aligned, False)
     element = TRITON_TYPES[shape.dtype]
     unit = "constexpr"
@@ -57,13 +76,11 @@ def compile_split_kv(shape: Shape, config: TileConfig, arch: int, *, aligned: bo
         "result": StateArgs(rows, Strided("*fp32", ("i32", unit))),
         "partials": StateArgs(Strided("*fp32", ("i32", "i32", unit)), Strided("*fp32", ("i32", unit))),
         "partial_offsets": "*i32",
-        "row_ids": "constexpr",
-        "n_rows": "i32",
-        "n_splits": "i32",
+        **{name: entry or "constexpr" for name, entry in OWN_ARGUMENTS[kernel].items()},
         "qk_scale": "fp32",
         "SHAPE": "constexpr",
     }
-    unspecialized = {"n_rows", "n_splits"}
+    unspecialized = {"n_rows", "n_splits", "first_program"}
     constants: dict[tuple[int, ...], object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
 
@@ -79,16 +96,16 @@ def compile_split_kv(shape: Shape, config: TileConfig, arch: int, *, aligned: bo
     for index, (name, entry) in enumerate(signature.items()):
         visit((index,), entry, name not in unspecialized and (aligned or name != "cache"))
     names = list(signature)
-    constants[(names.index("row_ids"),)] = None
+    constants |= {(names.index(name),): None for name, entry in OWN_ARGUMENTS[kernel].items() if entry is None}
     constants[(names.index("SHAPE"),)] = sizes
-    source = ASTSource(split_kv_kernel, signature, constants, attributes)
+    source = ASTSource(KERNELS[kernel], signature, constants, attributes)
     options = {"num_warps": config.num_warps}
-    kernel = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    ptx = kernel.asm["ptx"]
-    registers, stack = resource_usage(kernel.asm["cubin"])
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    ptx = made.asm["ptx"]
+    registers, stack = resource_usage(made.asm["cubin"])
     return Compiled(
         registers=registers,
-        shared=kernel.metadata.shared,
+        shared=made.metadata.shared,
         spilled=stack,
         async_copies=len(re.findall(r"cp\.async\.c[ag]", ptx)),
         global_loads=len(re.findall(r"ld\.global", ptx)),
@@ -114,11 +131,11 @@ def representative(key: ConfigKey) -> Shape:
     return Shape(8 * group, 8, key.block_d, 16, dtype)
 
 
-def compile_key(key: ConfigKey, arch: int, aligned: bool = True) -> Compiled:
+def compile_key(key: ConfigKey, arch: int, aligned: bool = True, kernel: str = "split_kv") -> Compiled:
     """Compile the configuration that planning chooses for `key` on compute capability `arch`."""
     shape = representative(key)
     config = choose_config(shape, GpuProfile("", arch, 1), key.tile, aligned)
-    return compile_split_kv(shape, config, arch, aligned=aligned)
+    return compile_entry(shape, config, arch, aligned=aligned, kernel=kernel)
 
 
 def main() -> None:
@@ -126,12 +143,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"store the figures in {FIGURES.name}")
     arguments = parser.parse_args()
-    jobs = [(key, arch) for arch in ARCHITECTURES for key in every_key()]
-    figures: dict[str, dict[str, list[int]]] = {}
+    jobs = [
+        (key, arch, True, kernel) for arch in ARCHITECTURES for key in every_key() for kernel in KERNELS_OF_PLANNING
+    ]
+    figures: dict[str, dict[str, dict[str, list[int]]]] = {}
     with ProcessPoolExecutor() as pool:
-        for (key, arch), compiled in zip(jobs, pool.map(compile_key, *zip(*jobs, strict=True)), strict=True):
-            print(f"sm_{arch}  {key}: {compiled}", flush=True)
-            figures.setdefault(str(arch), {})[str(key)] = [compiled.registers, compiled.shared]
+        for (key, arch, _, kernel), made in zip(jobs, pool.map(compile_key, *zip(*jobs, strict=True)), strict=True):
+            print(f"sm_{arch}  {key}, {kernel}: {made}", flush=True)
+            figures.setdefault(str(arch), {}).setdefault(str(key), {})[kernel] = [made.registers, made.shared]
     if arguments.write:
         FIGURES.write_text(json.dumps({"triton": triton.__version__, "figures": figures}, indent=1) + "\n")
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from pkv.bench.published import (
     GPU,
+    PROGRAMS_PER_SM,
     ROLES,
     Configuration,
     Row,
@@ -53,14 +54,15 @@ def fit(rows: tuple[Row, ...]) -> Costs:
     rows = tuple(row for row in rows if row.role == "fit")
 
     def costs_at(point: Floats) -> Costs:
-        return Costs(**dict(zip(START, np.exp(point).tolist(), strict=True)))
+        return Costs(**dict(zip(START, np.exp(point).tolist(), strict=True)), programs_per_sm=PROGRAMS_PER_SM)
 
     def log_ratios(point: Floats) -> Floats:
         times = simulated(rows, costs_at(point))
         return np.log([times[row.configuration] / row.gpu_ms for row in rows])
 
     best = least_squares(log_ratios, np.log(list(START.values())))
-    return Costs(**{name: rounded(value) for name, value in asdict(costs_at(best)).items()})
+    fitted = costs_at(best)
+    return Costs(**{name: rounded(getattr(fitted, name)) for name in START}, programs_per_sm=PROGRAMS_PER_SM)
 
 
 def least_squares(residuals: Callable[[Floats], Floats], start: Floats) -> Floats:

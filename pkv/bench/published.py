@@ -11,7 +11,6 @@ rows of the sweeps, which time a fitted configuration once more and so show how 
 """
 
 import csv
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -134,8 +133,7 @@ def plan_as(configuration: Configuration, lengths: Sequence[int]) -> Plan:
     c = configuration
     if c.engine == "flashinfer":
         return plan_step(lengths, c.shape, stage="flashinfer", kernel="tensor-core", gpu=GPU)
-    made = plan_step(lengths, c.shape, stage=c.engine, splits=c.splits, tile=TILE, gpu=GPU)
-    return dataclasses.replace(made, programs_per_sm=PROGRAMS_PER_SM)
+    return plan_step(lengths, c.shape, stage=c.engine, splits=c.splits, tile=TILE, gpu=GPU)
 
 
 def simulated_ms(configuration: Configuration, profile: GpuProfile) -> float:

@@ -5,7 +5,9 @@ wrong. On a CPU the time is that of Triton's interpreter, which says nothing abo
 """
 
 import argparse
+import textwrap
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ from pkv.commands.output import Progress, print_json, say, table
 from pkv.commands.selftest import kernel_device
 from pkv.decoding import plan, run
 from pkv.shapes import Shape
-from pkv.stages import STAGES
+from pkv.stages import STAGES, x_flashinfer
 
 HELP = "run every stage on one ragged batch, and check each against fp64"
 SHAPES = {"toy": (8, 2, 64, 16), "llama3-8b": (32, 8, 128, 16)}  # query heads, KV heads, head_dim, page size
@@ -51,6 +53,7 @@ class Result:
     time_ms: float
     time_kind: str
     error: str | None = None
+    note: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +86,9 @@ def execute(args: argparse.Namespace) -> int:
     shape_name = args.shape or SHAPE_ON[device.type]
     shape = Shape(*SHAPES[shape_name], args.dtype)
     lengths = LENGTHS[device.type] if args.lengths is None else args.lengths
-    names = list(dict.fromkeys(args.stage or STAGES))
+    missing = {} if args.stage else {"flashinfer": x_flashinfer.unavailable() or x_flashinfer.why_not(shape)}
+    left_out = {name: reason for name, reason in missing.items() if reason}
+    names = [name for name in dict.fromkeys(args.stage or STAGES) if name not in left_out]
     smaller = "" if shape_name == "toy" else ", take --shape toy"
     refuse_what_does_not_fit(lengths, shape, device, f"shorten them{smaller}")
     if device.type == "cpu":
@@ -104,9 +109,9 @@ def execute(args: argparse.Namespace) -> int:
 
     facts = {"device": device_label(), "shape": shape_name, "dtype": args.dtype, "lengths": lengths, "seed": args.seed}
     if args.json:
-        print_json({"stages": [vars(result) for result in results], **facts})
+        print_json({"stages": [vars(result) for result in results], "left_out": left_out, **facts})
     else:
-        say(as_text(results, shape, facts))
+        say(as_text(results, left_out, shape, facts))
     return 0 if all(result.ok for result in results) else 1
 
 
@@ -119,9 +124,11 @@ def try_stage(
         made = plan(lengths, shape, name)
         out = torch.full_like(q, torch.nan)  # what a stage leaves unwritten shows
         begin = time.perf_counter()
-        _, lse = run(q, cache, made, out=out)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _, lse = run(q, cache, made, out=out)
         wall_ms = 1000 * (time.perf_counter() - begin)
-        found = yardstick.measure(out, lse)
+        found = yardstick.measure(out, lse, rounds_weights=made.variant == "tensor-core")
         time_ms = wall_ms
         if q.device.type != "cpu":
             time_ms, kind = gpu_ms(lambda: run(q, cache, made, out=out))
@@ -143,6 +150,7 @@ def try_stage(
         kv_mib=counters.useful_kv_mib + counters.padded_kv_mib,
         time_ms=time_ms,
         time_kind=kind,
+        note=" ".join(str(warning.message) for warning in caught),
     )
 
 
@@ -191,11 +199,13 @@ def short_list(lengths: list[int]) -> str:
     return shown if len(lengths) <= 12 else f"{shown},... ({len(lengths)} rows)"
 
 
-def as_text(results: list[Result], shape: Shape, facts: dict[str, Any]) -> str:
+def as_text(results: list[Result], left_out: dict[str, str], shape: Shape, facts: dict[str, Any]) -> str:
     """The table, and what it is about."""
     header = ["stage", "error/allowed", "lse error/allowed", "ok", "launches", "items", "KV MiB", "time ms"]
     rows = [row_of(result) for result in results]
     wrong = [result for result in results if not result.ok]
+    notes = [f"{name} is left out: {reason}" for name, reason in left_out.items()]
+    notes += [f"{result.stage}: {result.note}" for result in results if result.note]
     return "\n".join(
         [
             f"{facts['shape']} on {facts['device']}: {shape}",
@@ -205,6 +215,7 @@ def as_text(results: list[Result], shape: Shape, facts: dict[str, Any]) -> str:
             "",
             "error: largest difference to fp64",
             *(f"time: {kind}{stages_of(kind, results)}" for kind in dict.fromkeys(r.time_kind for r in results)),
+            *(textwrap.fill(note, 98) for note in notes),
             *(f"{result.stage} raised {result.error}" for result in wrong if result.error),
             f"{len(wrong)} of {len(results)} stages NOT ok" if wrong else f"all {len(results)} stages ok",
         ]

@@ -23,7 +23,15 @@ import torch
 from pkv.cache import PagedKVCache
 from pkv.plans import Int32Array, Plan
 from pkv.shapes import Shape
-from pkv.stages import s0_reference, s1_length_buckets, s1_split_kv
+from pkv.stages import (
+    s0_reference,
+    s1_length_buckets,
+    s1_split_kv,
+    s2_row_local,
+    s3_workqueue,
+    s4_adaptive,
+    x_flashinfer,
+)
 
 
 class Stage(Protocol):
@@ -44,4 +52,8 @@ STAGES: dict[str, Any] = {
     "reference": s0_reference,
     "split_kv": s1_split_kv,
     "length_buckets": s1_length_buckets,
+    "row_local": s2_row_local,
+    "workqueue": s3_workqueue,
+    "adaptive": s4_adaptive,
+    "flashinfer": x_flashinfer,
 }

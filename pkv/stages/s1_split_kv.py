@@ -16,7 +16,7 @@ import torch
 
 from pkv._triton import tl, triton
 from pkv.cache import PagedKVCache
-from pkv.configs import choose_tile, programs_per_sm
+from pkv.configs import choose_tile, even_programs, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.launching import KernelArgs
 from pkv.merging import launch_merge
@@ -25,7 +25,6 @@ from pkv.shapes import Shape
 from pkv.tile import attend_tokens, load_query, store_state
 
 PLANNED_ON = "gpu"
-BUSY_PROGRAMS = 4  # per SM; one row of 64k on an H200: 66 splits (4 per SM) 84.7 us, 132 splits (8 per SM) 91.1 us
 MIN_TILES_PER_SPLIT = 2  # a shorter split costs more in its partial state than it saves
 
 
@@ -65,13 +64,10 @@ def plan(
 def default_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: int, resident: int) -> int:
     """As many splits as fill the GPU once, none shorter than it pays.
 
-    A single row needs only a few programs per SM to keep memory busy. Several rows get every program that can reside:
-    rows are ragged, and the short ones leave their later splits empty.
-
     >>> default_splits(1, Shape(32, 8, 128, 16, "float16"), longest=8192, tile=16, n_sms=28, resident=9)
-    14
+    28
     """
-    programs = n_sms * (min(resident, BUSY_PROGRAMS) if n_rows == 1 else resident)
+    programs = n_sms * even_programs(resident)
     n_tiles = -(-longest // tile)
     return max(1, min(programs // max(n_rows * shape.grid_heads, 1), n_tiles // MIN_TILES_PER_SPLIT))
 
@@ -129,11 +125,10 @@ def split_kv_kernel(
     if row_ids is not None:
         row = tl.load(row_ids + row)
     # which tokens are mine: this split's share of the longest row, as far as my row reaches
-    n_tiles = tl.cdiv(longest, SHAPE.BLOCK_N).to(tl.int64)
-    begin = (n_tiles * split // n_splits * SHAPE.BLOCK_N).to(tl.int32)
-    end = (n_tiles * (split + 1) // n_splits * SHAPE.BLOCK_N).to(tl.int64)
+    n_tiles = tl.cdiv(longest, SHAPE.BLOCK_N)
     length = tl.load(cache.lengths.ptr + row.to(tl.int64) * cache.lengths.strides[0])
-    end = tl.minimum(end, length.to(tl.int64)).to(tl.int32)
+    begin = first_tile(split, n_splits, n_tiles) * SHAPE.BLOCK_N
+    end = tl.minimum(first_tile(split + 1, n_splits, n_tiles) * SHAPE.BLOCK_N, length)
     # the maths, the same in every stage
     query = load_query(q, row, grid_head, SHAPE)
     out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
@@ -141,6 +136,13 @@ def split_kv_kernel(
         store_state(result, row, grid_head, out, lse, SHAPE, False)
     else:
         store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE, True)
+
+
+@triton.jit
+def first_tile(split, n_splits, n_tiles):
+    """n_tiles * split // n_splits without its 64-bit division, which is slow: n_splits is at most 2**16."""
+    remainder = (n_tiles % n_splits).to(tl.uint32) * split.to(tl.uint32)
+    return n_tiles // n_splits * split + (remainder // n_splits.to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit

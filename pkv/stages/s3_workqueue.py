@@ -1,0 +1,221 @@
+"""Stage 3, the compact workqueue: a list of items that all hold tokens, and one program for each.
+
+The host writes down who does what, and the kernel only reads it: program p takes item item_order[p], a (row, begin,
+end). So no program is launched for nothing, rows may be cut into different numbers of splits, and any program may take
+any item. A step is two launches: decode, and a merge for the rows that were split. The price is planning on the host,
+with one copy of the list to the GPU, whenever a length changes.
+
+Lengths [5, 40, 0], tile 16, splits 2: items (0, 0:5), (1, 0:16), (1, 16:40); row_local launches 6 programs per KV head
+for the same tokens, the queue 3. Longest first, the programs take the items 2, 1, 0.
+
+The kernel runs the plan of any stage: `requeue(plan)` hands it over, with its empty items or without.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pkv._triton import tl, triton
+from pkv.cache import PagedKVCache
+from pkv.configs import choose_tile, even_programs, programs_per_sm
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.launching import KernelArgs
+from pkv.merging import launch_merge
+from pkv.plans import Int32Array, Launch, Plan
+from pkv.shapes import Shape
+from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
+from pkv.stages.s2_row_local import own_items
+from pkv.tile import attend_tokens, load_query, store_state
+
+PLANNED_ON = "host"
+
+
+def plan(
+    lengths: Int32Array,
+    shape: Shape,
+    *,
+    splits: int | None = None,
+    tile: int | None = None,
+    ordering: str | None = None,
+    gpu: "str | GpuProfile | None" = None,
+) -> Plan:
+    """`splits` per row, as far as it has tiles (default: see equal_splits).
+
+    ordering: one of ORDERINGS (default: as_listed where all programs can start at once, else longest_first).
+    """
+    profile = resolve_gpu(gpu)
+    tile = choose_tile(tile)
+    resident = programs_per_sm(shape, profile, tile, "workqueue")
+    n_places = profile.n_sms * even_programs(resident) // shape.grid_heads
+    n_tiles = -(-lengths.astype(np.int64) // tile)
+    if splits is None:
+        row_splits = equal_splits(n_tiles, n_places)
+    else:
+        row_splits = np.minimum(n_tiles, splits)
+    items = own_items(lengths, row_splits, tile)
+    if ordering is None:  # where all start at once, order does not matter, and reading it takes time
+        ordering = "as_listed" if len(items) <= n_places else "longest_first"
+    return Plan(
+        stage="workqueue",
+        shape=shape,
+        lengths=lengths,
+        items=items,
+        program_offsets=np.arange(len(items) + 1, dtype=np.int32),
+        partial_offsets=offsets_of(row_splits),
+        item_order=find_ordering(ordering)(items),
+        launches=queue_launches(row_splits, len(items), splits or 0),
+        tile=tile,
+        gpu=profile,
+        programs_per_sm=resident,
+    )
+
+
+def equal_splits(n_tiles: npt.NDArray[np.int64], n_places: int) -> npt.NDArray[np.int64]:
+    """How many splits each row gets: the shortest share of tiles for which the items still fit n_places programs.
+
+    One share for all rows gives every program about the same work: a row of ten times the tiles gets ten times the
+    splits. With many rows for the places, items must fit a multiple of them: two per row at least, or the longest row
+    would keep its programs busy after all others have ended.
+
+    >>> equal_splits(np.array([4, 40, 0]), 11).tolist()
+    [1, 10, 0]
+    """
+    n_rows = int(np.count_nonzero(n_tiles))
+    room = max(n_places, 1)
+    while room < 2 * n_rows:
+        room *= 2
+    shortest, longest = MIN_TILES_PER_SPLIT, max(int(n_tiles.max(initial=0)), MIN_TILES_PER_SPLIT)
+    while shortest < longest:
+        share = (shortest + longest) // 2
+        n_items = int((-(-n_tiles // share)).sum())
+        shortest, longest = (share + 1, longest) if n_items > room else (shortest, share)
+    return -(-n_tiles // shortest)
+
+
+def as_listed(items: Int32Array) -> Int32Array | None:
+    """Program p takes item p."""
+    return None
+
+
+def longest_first(items: Int32Array) -> Int32Array | None:
+    """Items by falling number of tokens, equal ones as listed: what is started last should be short.
+
+    >>> longest_first(np.array([[0, 0, 5], [1, 0, 16], [1, 16, 40]], dtype=np.int32)).tolist()
+    [2, 1, 0]
+    """
+    return np.argsort(items[:, 1] - items[:, 2], kind="stable").astype(np.int32)
+
+
+ORDERINGS = {"as_listed": as_listed, "longest_first": longest_first}
+
+
+def find_ordering(name: str) -> Callable[[Int32Array], Int32Array | None]:
+    """The function of that name; ValueError lists the names there are."""
+    if not isinstance(name, str) or name not in ORDERINGS:
+        raise ValueError(f"ordering = {name!r} does not exist; choose one of {', '.join(ORDERINGS)}")
+    return ORDERINGS[name]
+
+
+def offsets_of(counts: npt.NDArray[np.int64]) -> Int32Array:
+    """[0, counts[0], counts[0] + counts[1], ...]"""
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+
+
+def queue_launches(row_items: npt.NDArray[np.int64], n_programs: int, most_items: int) -> tuple[Launch, ...]:
+    """One decode launch of all programs; one merge launch of the rows that are split, or have no item at all."""
+    decode = Launch("decode", tuple(range(len(row_items))), 0, n_programs)
+    merged = tuple(np.flatnonzero(row_items != 1).tolist())
+    most_items = max(most_items, int(row_items.max(initial=0)))
+    merge = Launch("merge", merged, n_splits=most_items)
+    return tuple(launch for launch in (decode, merge) if launch.rows and (n_programs or launch.kernel == "merge"))
+
+
+def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None) -> Plan:
+    """The items of any stage's plan, for the queue's kernel: one item per program, in two launches.
+
+    drop_empty: leave out items without a token. ordering: one of ORDERINGS; None keeps the plan's own order.
+    """
+    is_kept = plan.items[:, 1] < plan.items[:, 2] if drop_empty else np.ones(plan.n_items, dtype=bool)
+    items = plan.items[is_kept]
+    row_items = np.bincount(items[:, 0], minlength=plan.n_rows)
+    if ordering is not None:
+        order = find_ordering(ordering)(items)
+    elif plan.item_order is not None:
+        kept = plan.item_order[is_kept[plan.item_order]]
+        order = (np.cumsum(is_kept) - 1)[kept].astype(np.int32)
+    else:
+        order = None
+    return dataclasses.replace(
+        plan,
+        stage="workqueue",
+        items=items,
+        program_offsets=np.arange(len(items) + 1, dtype=np.int32),
+        partial_offsets=offsets_of(row_items),
+        item_order=order,
+        launches=queue_launches(row_items, len(items), int(np.diff(plan.partial_offsets).max(initial=0))),
+        dynamic=False,
+    )
+
+
+@triton.jit(do_not_specialize=["first_program"])
+def workqueue_kernel(
+    q, cache, result, partials, partial_offsets, items, program_offsets, item_order, first_program, qk_scale,
+    SHAPE: tl.constexpr,
+):  # fmt: skip
+    """One program per (queue entry, KV head): read who I am, attend, store a state."""
+    GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
+    grid_head = tl.program_id(0) % GRID_HEADS
+    program = first_program + tl.program_id(0) // GRID_HEADS
+    if program_offsets is None:  # one item each
+        attend_item(program, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale, SHAPE)
+    else:
+        for entry in range(tl.load(program_offsets + program), tl.load(program_offsets + program + 1)):
+            attend_item(
+                entry, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale, SHAPE
+            )
+
+
+@triton.jit
+def attend_item(
+    entry, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale, SHAPE: tl.constexpr
+):
+    """Do one entry of the queue. The only item of its row is the result, others are partial states."""
+    index = entry
+    if item_order is not None:
+        index = tl.load(item_order + entry)
+    row = tl.load(items + 3 * index)
+    # An item begins at a tile: this changes nothing but what the compiler knows, and shortens the loop by a sixth.
+    begin = tl.load(items + 3 * index + 1) // SHAPE.BLOCK_N * SHAPE.BLOCK_N
+    end = tl.load(items + 3 * index + 2)
+    query = load_query(q, row, grid_head, SHAPE)
+    out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
+    if tl.load(partial_offsets + row + 1) - tl.load(partial_offsets + row) == 1:
+        store_state(result, row, grid_head, out, lse, SHAPE, False)
+    else:
+        store_state(partials, index, grid_head, out, lse, SHAPE, True)
+
+
+def launch(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Run the plan's launches in order: decode, then merge where rows are split."""
+    args = KernelArgs(q, cache, plan, scale, out, lse)
+    one_each = plan.n_programs == plan.n_items and bool((np.diff(plan.program_offsets) == 1).all())
+    items = plan.tensor("items", q.device)
+    program_offsets = None if one_each else plan.tensor("program_offsets", q.device)
+    item_order = None if plan.item_order is None else plan.tensor("item_order", q.device)
+    for step in plan.launches:
+        if step.kernel == "merge":
+            row_ids = plan.rows_tensor(step, q.device)
+            launch_merge(
+                args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), step.n_splits, args.shape
+            )
+            continue
+        grid = ((step.end - step.begin) * plan.shape.grid_heads,)
+        workqueue_kernel[grid](
+            args.q, args.cache, args.result, args.partials, args.partial_offsets, items, program_offsets, item_order,
+            step.begin, args.qk_scale, args.shape, **args.options,
+        )  # fmt: skip

@@ -1,0 +1,225 @@
+"""Stage 4, adaptive: no schedule is best for every step, so choose one per step, and say why.
+
+policy="paper" is the published rule, to the letter, for a step of B rows with tokens, G query heads per KV head:
+
+    G != 4               flashinfer            longest row < 16,384     flashinfer
+    B <= 1               length_buckets        B >= 8                   workqueue            otherwise  flashinfer
+
+policy="cost" plans the step with every stage, FlashInfer included, predicts each plan's time on the GPU (pkv.costs),
+and takes the least; planning on the host is charged to none. Both policies are pure functions of lengths, shape and
+GPU: the same step gets the same plan on every machine.
+
+The plan that results is the winner's own. Only when it runs does it turn out whether FlashInfer is there and takes this
+cache. If not, stage `fallback` runs in its place, with one warning that says why.
+"""
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pkv.cache import PagedKVCache
+from pkv.checks import Ints
+from pkv.costs import Prediction, predict
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.plans import Int32Array, Plan, int_lengths
+from pkv.shapes import Shape
+from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, x_flashinfer
+from pkv.stages.x_flashinfer import BackendError
+from pkv.stages.x_flashinfer_rules import why_not
+
+PLANNED_ON = "host"
+POLICIES = ("paper", "cost")
+PAPER_GROUP, PAPER_LONGEST, PAPER_FEW_ROWS, PAPER_MANY_ROWS = 4, 16384, 1, 8
+PAPER_SPLITS = {"length_buckets": 32, "workqueue": 24}  # the queue's: 20, 24 or 28, by trace; a policy cannot know it
+
+OWN = {
+    "split_kv": s1_split_kv,
+    "length_buckets": s1_length_buckets,
+    "row_local": s2_row_local,
+    "workqueue": s3_workqueue,
+}
+CANDIDATES: dict[str, Any] = {**OWN, "flashinfer": x_flashinfer}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One stage's plan of the step. prediction: None without the GPU's costs; why_not: the reason it cannot run."""
+
+    stage: str
+    plan: Plan | None
+    prediction: Prediction | None
+    why_not: str | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a policy chose, and from what. rule: the sentence that decided; fallback: the best stage of ours."""
+
+    policy: str
+    gpu: GpuProfile
+    chosen: str
+    rule: str
+    fallback: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def plan(self) -> Plan:
+        """The chosen stage's plan, which knows why it was chosen."""
+        found = next(candidate.plan for candidate in self.candidates if candidate.stage == self.chosen)
+        assert found is not None
+        fallback = self.fallback if self.chosen == "flashinfer" else None
+        return dataclasses.replace(found, explanation=str(self), fallback=fallback)
+
+    def to_dict(self) -> dict[str, Any]:
+        """In JSON's types; times in ms."""
+        return {
+            "policy": self.policy,
+            "gpu": self.gpu.name,
+            "chosen": self.chosen,
+            "rule": self.rule,
+            "fallback": self.fallback,
+            "candidates": [
+                {
+                    "stage": candidate.stage,
+                    "why_not": candidate.why_not,
+                    "kernels_ms": None if candidate.prediction is None else kernels_ms(candidate.prediction),
+                    "gpu_ms": None if candidate.prediction is None else candidate.prediction.gpu_ms,
+                    "terms_ms": None if candidate.prediction is None else candidate.prediction.terms,
+                }
+                for candidate in self.candidates
+            ],
+        }
+
+    def __str__(self) -> str:
+        """A line for the choice, one for each candidate, the cheapest first."""
+        lines = [f"Policy {self.policy!r} on {self.gpu.name}: {self.chosen}, because {self.rule}"]
+        known = [(candidate.stage, candidate.prediction) for candidate in self.candidates if candidate.prediction]
+        for stage, prediction in sorted(known, key=lambda pair: kernels_ms(pair[1])):
+            terms = " + ".join(
+                f"{name} {ms * 1000:.1f}" for name, ms in prediction.terms.items() if ms and name != "plan"
+            )
+            planning = f" (its own planning: {prediction.plan * 1000:.0f})" if prediction.plan else ""
+            lines.append(f"  {stage:<15}{kernels_ms(prediction) * 1000:9.1f} us = {terms or 'nothing to do'}{planning}")
+        lines += [
+            f"  {candidate.stage:<15} cannot: {candidate.why_not}" for candidate in self.candidates if candidate.why_not
+        ]
+        if not known:
+            lines.append(f"  no predictions: {self.gpu.name} has no costs")
+        if self.chosen == "flashinfer":
+            lines.append(f"  Where FlashInfer does not work, {self.fallback} runs in its place.")
+        return "\n".join(lines)
+
+
+def plan(
+    lengths: Int32Array, shape: Shape, *, policy: str | None = None, gpu: "str | GpuProfile | None" = None
+) -> Plan:
+    """The winner's plan, with `stage` its name. policy: "paper" (default) or "cost", which needs the GPU's costs."""
+    policy, profile = choose_policy(policy), resolve_gpu(gpu)
+    return (by_paper if policy == "paper" else by_cost)(lengths, shape, profile, compare=False).plan
+
+
+def explain(
+    lengths: Ints, shape: Shape, *, policy: str | None = None, gpu: "str | GpuProfile | None" = None
+) -> Explanation:
+    """Why stage adaptive takes the stage that it takes for these lengths: the rule, and every candidate's times.
+
+    lengths, shape as for pkv.plan; policy: "paper" (default) or "cost"; gpu: a profile or its name. ValueError for an
+    unknown policy, and for policy="cost" on a GPU without costs.
+    """
+    policy, profile = choose_policy(policy), resolve_gpu(gpu)
+    if not isinstance(shape, Shape):
+        raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
+    return (by_paper if policy == "paper" else by_cost)(int_lengths(lengths), shape, profile, compare=True)
+
+
+def by_paper(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -> Explanation:
+    """Policy "paper". compare: plan the stages that it did not choose, too."""
+    n_rows = int((lengths > 0).sum())
+    chosen, rule = paper_route(n_rows, int(lengths.max(initial=0)), shape.group)
+    fallback = "length_buckets" if n_rows <= PAPER_FEW_ROWS else "workqueue"
+    reason = why_not(shape) if chosen == "flashinfer" else None
+    if reason is not None:
+        chosen, rule = fallback, f"{rule}, and FlashInfer cannot do this: {reason}"
+    names = CANDIDATES if compare else [chosen]
+    candidates = tuple(candidate_of(name, lengths, shape, gpu, PAPER_SPLITS.get(name), compare) for name in names)
+    return Explanation("paper", gpu, chosen, rule, fallback, candidates)
+
+
+def by_cost(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -> Explanation:
+    """Policy "cost": every stage is planned, compare or not."""
+    gpu.needed_costs()
+    candidates = tuple(candidate_of(name, lengths, shape, gpu, None, True) for name in CANDIDATES)
+    times = {entry.stage: kernels_ms(entry.prediction) for entry in candidates if entry.prediction is not None}
+    chosen, fallback = min(times, key=times.__getitem__), min(OWN, key=times.__getitem__)
+    return Explanation("cost", gpu, chosen, "its predicted time is the least", fallback, candidates)
+
+
+def choose_policy(policy: str | None) -> str:
+    """The option `policy=`: None for "paper"."""
+    if policy is None:
+        return POLICIES[0]
+    if not isinstance(policy, str) or policy not in POLICIES:
+        raise ValueError(f"policy = {policy!r} does not exist; choose one of {', '.join(POLICIES)}")
+    return policy
+
+
+def paper_route(n_rows: int, longest: int, group: int) -> tuple[str, str]:
+    """The published gates: the stage for n_rows rows with tokens, and the gate that decides, in words.
+
+    >>> paper_route(8, 16384, 4)
+    ('workqueue', '8 rows are at least 8')
+    """
+    if group != PAPER_GROUP:
+        return "flashinfer", f"{group} query heads per KV head are not {PAPER_GROUP}"
+    if longest < PAPER_LONGEST:
+        return "flashinfer", f"the longest row, {longest:,} tokens, is below {PAPER_LONGEST:,}"
+    if n_rows <= PAPER_FEW_ROWS:
+        return "length_buckets", f"{n_rows} row is at most {PAPER_FEW_ROWS}"
+    if n_rows >= PAPER_MANY_ROWS:
+        return "workqueue", f"{n_rows} rows are at least {PAPER_MANY_ROWS}"
+    return "flashinfer", f"{n_rows} rows lie between {PAPER_FEW_ROWS} and {PAPER_MANY_ROWS}"
+
+
+def candidate_of(
+    name: str, lengths: Int32Array, shape: Shape, gpu: GpuProfile, splits: int | None, timed: bool
+) -> Candidate:
+    """One stage's plan of the step; timed: with its predicted time, where the GPU's costs are known."""
+    reason = why_not(shape) if name == "flashinfer" else None
+    if reason is not None:
+        return Candidate(name, None, None, reason)
+    made = CANDIDATES[name].plan(lengths, shape, gpu=gpu, **({} if splits is None else {"splits": splits}))
+    return Candidate(name, made, predict(made, gpu) if timed and gpu.costs is not None else None)
+
+
+def kernels_ms(prediction: Prediction) -> float:
+    """What the GPU's kernels take, in ms. Planning on the host is charged to nobody: a plan serves every layer."""
+    return prediction.gpu_ms - prediction.plan
+
+
+_failed: dict[Any, str] = {}  # what did not work here, and why: not tried again
+_warned: set[str] = set()
+
+
+def launch(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Run a plan whose winner is FlashInfer; where that does not work, the fallback in its place."""
+    key = (plan.shape, plan.variant, q.device, cache.k_pages.stride(), cache.v_pages.stride())  # what it may refuse
+    if key not in _failed:
+        try:
+            return x_flashinfer.launch(q, cache, plan, scale, out, lse)
+        except BackendError as error:
+            _failed[key] = str(error)
+    if _failed[key] not in _warned:
+        _warned.add(_failed[key])
+        message = f"stage 'adaptive' takes {plan.fallback} in place of flashinfer from now on: {_failed[key]}"
+        warnings.warn(message, stacklevel=4)
+    assert plan.fallback is not None
+    own = plan._kept.get("fallback")
+    if own is None:
+        own = plan._kept["fallback"] = OWN[plan.fallback].plan(np.array(plan.lengths), plan.shape, gpu=plan.gpu)
+    OWN[plan.fallback].launch(q, cache, own, scale, out, lse)
