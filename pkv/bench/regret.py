@@ -1,0 +1,101 @@
+"""What a choice costs: the regret of policies and of fixed routes, on traces that nothing was calibrated on.
+
+A route is a way to serve a step: a stage that is always taken, or a policy that takes one. Its regret in a step is its
+time over the time of the step's best route, less 1; the best is known only in hindsight. Times are pkv.simulation's,
+of the kernels alone: planning on the host is charged to nobody. So regret tells how good a choice is as long as the
+simulator is right, which pkv.bench.fit holds against measured times; what the simulator does not see, regret misses.
+
+A step in which the queue takes 100 us, FlashInfer 110 us and row_local 120 us: always the queue has a regret of 0,
+always FlashInfer 10%, a policy that takes row_local 20%.
+
+Calibration: the published thresholds and split counts were found on seed 20260622, and so is splits_for() here; the
+costs were fitted to times of seed 20260623. Routes are judged on seeds 20260623 to 27.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pkv.bench.published import runs_of
+from pkv.bench.traces import make_trace, steps_of
+from pkv.costs import predict
+from pkv.decoding import plan as plan_step
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.plans import Plan
+from pkv.shapes import Shape
+from pkv.simulation import simulate
+from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, explain
+from pkv.stages.x_flashinfer_rules import why_not
+
+CALIBRATION_SEED, JUDGED_SEEDS = 20260622, (20260623, 20260624, 20260625, 20260626, 20260627)
+SPLITS = (8, 12, 16, 20, 24, 28, 32)
+
+
+@dataclass(frozen=True)
+class Regret:
+    """One route on some steps: mean and worst regret (0.1 is 10%), mean ms of a step, steps by the stage taken."""
+
+    route: str
+    mean: float
+    worst: float
+    ms: float
+    taken: dict[str, int] = field(default_factory=dict)
+
+
+def kernels_ms(plan: Plan, gpu: GpuProfile) -> float:
+    """The simulated time of a step's kernels, without FlashInfer's planning, which published times hold."""
+    return simulate(plan, gpu).gpu_ms - predict(plan, gpu).plan
+
+
+def plans_of(lengths: Sequence[int], shape: Shape, gpu: GpuProfile, splits: int | None = None) -> dict[str, Plan]:
+    """The plan of every route. splits: those of a queue whose splits were calibrated; None leaves that route out."""
+    plans = {
+        f"always {stage}": plan_step(lengths, shape, stage=stage, gpu=gpu)
+        for stage in CANDIDATES
+        if stage != "flashinfer" or why_not(shape) is None
+    }
+    if splits is not None:
+        plans["workqueue, calibrated splits"] = plan_step(lengths, shape, stage="workqueue", splits=splits, gpu=gpu)
+    return plans | {f"policy {name}": explain(lengths, shape, policy=name, gpu=gpu).plan for name in POLICIES}
+
+
+def regrets(
+    steps: Sequence[Sequence[int]], shape: Shape, gpu: "str | GpuProfile" = "rtx3060", splits: int | None = None
+) -> list[Regret]:
+    """The regret of every route over the steps that have tokens, least mean first; see plans_of() for splits."""
+    profile = resolve_gpu(gpu)
+    sums: dict[str, Regret] = {}
+    n_steps = 0
+    for lengths, n in runs_of([list(step) for step in steps if any(step)]):
+        plans = plans_of(lengths, shape, profile, splits)
+        times = {route: kernels_ms(made, profile) for route, made in plans.items()}
+        best = min(times.values())
+        n_steps += n
+        for route, ms in times.items():
+            old = sums.get(route, Regret(route, 0.0, 0.0, 0.0))
+            regret, stage = ms / best - 1, plans[route].stage
+            taken = old.taken | {stage: old.taken.get(stage, 0) + n}
+            sums[route] = Regret(route, old.mean + n * regret, max(old.worst, regret), old.ms + n * ms, taken)
+    found = [Regret(r.route, r.mean / n_steps, r.worst, r.ms / n_steps, r.taken) for r in sums.values()]
+    return sorted(found, key=lambda regret: regret.mean)
+
+
+def splits_for(trace: str, shape: Shape, n_requests: int, max_active: int, n_steps: int, gpu: str = "rtx3060") -> int:
+    """Which of SPLITS serves the queue best on the calibration seed of a trace."""
+    profile = resolve_gpu(gpu)
+    runs = runs_of(steps_of(make_trace(trace, CALIBRATION_SEED, n_requests, max_active), max_active, n_steps))
+
+    def total(splits: int) -> float:
+        plans = ((plan_step(step, shape, stage="workqueue", splits=splits, gpu=profile), n) for step, n in runs)
+        return sum(kernels_ms(made, profile) * n for made, n in plans)
+
+    return min(SPLITS, key=total)
+
+
+def held_out(
+    trace: str, shape: Shape, n_requests: int, max_active: int, n_steps: int, gpu: str = "rtx3060"
+) -> list[Regret]:
+    """Every route on the judged seeds of a trace, with splits calibrated on another seed."""
+    splits = splits_for(trace, shape, n_requests, max_active, n_steps, gpu)
+    traces = [make_trace(trace, seed, n_requests, max_active) for seed in JUDGED_SEEDS]
+    steps = [step for requests in traces for step in steps_of(requests, max_active, n_steps)]
+    return regrets(steps, shape, gpu, splits)
