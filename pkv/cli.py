@@ -12,10 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pkv.commands import CommandError, demo, doctor, lab, plan
+from pkv.commands import CommandError, demo, doctor, explain, lab, plan, simulate
 from pkv.commands.output import CLOSED, complain, drop_stdout, say
 
-COMMANDS = {"doctor": doctor, "demo": demo, "plan": plan, "lab": lab}
+COMMANDS = {"doctor": doctor, "demo": demo, "plan": plan, "simulate": simulate, "explain": explain, "lab": lab}
 SIGNAL_EXIT = 128  # the shell's exit code for a program that a signal ended is this plus the signal
 SIGINT, SIGPIPE = 2, 13
 

@@ -10,12 +10,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
 import pkv
+from pkv import gpus
+from pkv.bench.traces import Request, make_trace, steps_of
 from pkv.cli import COMMANDS, main
 from pkv.commands import demo, lab, output
+from pkv.costs import predict
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTERS = [field.name for field in dataclasses.fields(pkv.Counters)]
@@ -42,7 +47,40 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("plan", ["--lengths", "required"]),
+        ("plan", ["--lengths", "--trace", "required"]),
+        ("simulate --json", ["--lengths", "--trace", "required", "pkv simulate --help"]),
+        ("plan --lengths 5 --trace zipf", ["--trace", "not allowed with", "--lengths"]),
+        ("plan --lengths 5 --seed 1", ["--seed belongs to a trace, and --lengths is one step", "give --trace"]),
+        ("plan --lengths 5 --requests 1", ["--requests belongs to a trace"]),
+        ("plan --lengths 5 --max-active 8", ["--max-active belongs to a trace"]),
+        ("simulate --lengths 5 --steps 48", ["--steps belongs to a trace"]),
+        ("plan --trace zipff", ["'zipff' is neither a file nor one of uniform, bimodal", "did you mean zipf?"]),
+        ("plan --trace nowhere/to/be.csv", ["'nowhere/to/be.csv' is neither a file nor one of"]),
+        ("plan --trace tests", ["--trace tests cannot be read", "directory"]),
+        ("plan --trace README.md --seed 1", ["--seed means nothing", "README.md"]),
+        ("plan --trace README.md", ["--trace README.md line 1: column prompt_len is missing", "found # pkv"]),
+        ("plan --trace zipf --seed -1", ["--seed", "0 .. 2**63 - 1"]),
+        ("plan --trace zipf --requests 0", ["--requests", "'0' must lie in 1 .. 100000"]),
+        ("plan --trace zipf --requests 100001", ["--requests", "must lie in 1 .. 100000"]),
+        ("plan --trace zipf --steps 0", ["--steps", "'0' must lie in 1 .. 100000"]),
+        ("plan --trace zipf --steps 1_0", ["--steps", "'1_0'", "whole number"]),
+        ("plan --trace zipf --max-active 0", ["--max-active", "at least 1"]),
+        ("plan --trace zipf --max-active 2 3", ["unexpected '3'"]),
+        ("plan --trace zipf --page-size 2147483647", ["--trace zipf: prompt_len = 2147483647 is too large"]),
+        ("plan --trace zipf --tile 8", ["tile = 8", "16, 32, 64"]),
+        ("plan --trace zipf --stage split_kv --ordering as_listed", ["'split_kv'", "no option 'ordering'"]),
+        ("simulate --trace zipf --stage row_local --policy paper", ["'row_local'", "no option 'policy'"]),
+        ("plan --lengths 5 --stage workqueue --ordering random", ["--ordering", "'random'", "longest_first"]),
+        ("plan --lengths 5 --policy best", ["--policy", "'best'", "paper"]),
+        ("plan --max-actives 5", ["--max-actives: did you mean --max-active?"]),
+        ("simulate --lengths 5 --stage reference", ["'reference' has no kernel", "plan another stage"]),
+        ("simulate --trace zipf --stage reference", ["'reference' has no kernel"]),
+        ("explain", ["--lengths", "--trace", "required", "pkv explain --help"]),
+        ("explain --lengths 5 --stage split_kv", ["unknown option --stage", "pkv explain --help"]),
+        ("explain --lengths 5 --splits 4", ["unknown option --splits"]),
+        ("explain --lengths 5 --policy best", ["--policy", "'best'", "paper"]),
+        ("explain --lengths 5 --steps 48", ["--steps belongs to a trace"]),
+        ("explain --trace zipf --head-dim 512", ["512"]),
         ("plan --lengths 5,x,7", ["--lengths", "'x' (entry 2 of '5,x,7')", "such as 5,40,1000"]),
         ("plan --lengths 5,,7", ["--lengths", "'' (entry 2"]),
         ("plan --lengths 1.5", ["--lengths", "'1.5' (entry 1"]),
@@ -101,7 +139,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("frobnicate", ["'frobnicate'", "doctor"]),
     ],
 )
-def test_bad_input_gets_one_line_and_exit_code_2(argv, words, capsys):
+def test_bad_input_gets_one_line_and_exit_code_2(argv, words, capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
     error = error_of(capsys, *argv.split())
     for word in words:
         assert word in error
@@ -165,7 +204,7 @@ def test_version_and_help(capsys):
     assert capsys.readouterr().out == f"pkv {pkv.__version__}\n"
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n    {name} " in out for name in ("doctor", "demo", "plan", "lab"))
+    assert all(f"\n    {name} " in out for name in ("doctor", "demo", "plan", "simulate", "explain", "lab"))
     for name in COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
@@ -173,14 +212,15 @@ def test_version_and_help(capsys):
         assert max(map(len, out.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("command", ["demo", "plan"])
+@pytest.mark.parametrize("command", ["demo", "plan", "simulate", "explain"])
 def test_help_names_every_default(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     out = " ".join(capsys.readouterr().out.split())
     listed = re.split(r" (?=--?[a-z])", out.partition("options:")[2])[1:]
     silent = [text for text in listed if "default" not in text and not text.startswith(("-h", "--help", "--json"))]
-    assert [text.split()[0] for text in silent] == (["--lengths"] if command == "plan" else []), "plan requires it"
+    required = [] if command == "demo" else ["--lengths", "--trace"]
+    assert [text.split()[0] for text in silent] == required, "one of them is"
     if command == "demo":
         assert all(",".join(map(str, lengths)) in out for lengths in demo.LENGTHS.values())
 
@@ -249,7 +289,7 @@ def test_plan_as_json(stage, capsys):
     found = json.loads(capsys.readouterr().out)
     made = pkv.plan([5, 0, 100], pkv.Shape(4, 2, 64, 8, "bfloat16"), stage, gpu="h200")
     assert set(found) == {"stage", "lengths", "items", "plan", *COUNTERS}
-    assert (found["stage"], found["lengths"], found["items"]) == (stage, [5, 0, 100], made.n_items)
+    assert (found["stage"], found["lengths"], found["items"]) == (made.stage, [5, 0, 100], made.n_items)
     assert [found[name] for name in COUNTERS] == [getattr(made.counters, name) for name in COUNTERS]
     assert pkv.Plan.from_json(json.dumps(found["plan"])) == made
 
@@ -259,6 +299,251 @@ def test_plan_takes_every_option(capsys):
     assert main(["plan", "--json", *options.split()]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["items"], found["plan"]["tile"], found["plan"]["shape"]["n_kv_heads"]) == (3, 32, 12)
+
+
+TRACE = "--trace bimodal --requests 5 --max-active 2 --steps 7 --stage workqueue --tile 32 --gpu rtx3060"
+
+
+def by_hand(**options: Any) -> list[pkv.Plan]:
+    """The plans of TRACE, without the command."""
+    steps = steps_of(make_trace("bimodal", 20260623, 5, 2), 2, 7)
+    shape = pkv.Shape(32, 8, 128, 16, "float16")
+    return [pkv.plan(lengths, shape, "workqueue", tile=32, gpu="rtx3060", **options) for lengths in steps]
+
+
+def test_plan_of_a_trace_has_the_means_of_its_steps(capsys):
+    assert main(["plan", *TRACE.split(), "--ordering", "as_listed", "--splits", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    facts = {"stage": "workqueue", "trace": "bimodal", "seed": 20260623, "requests": 5, "max_active": 2, "steps": 7}
+    assert set(found) == {*facts, "gpu", "tail_idle", *COUNTERS}
+    assert {name: found[name] for name in facts} == facts
+    assert found["gpu"] == "rtx3060"
+    plans = by_hand(ordering="as_listed", splits=3)
+    for name in COUNTERS:
+        assert found[name] == pytest.approx(fmean(getattr(made.counters, name) for made in plans), rel=1e-12)
+    assert found["tail_idle"] == pytest.approx(fmean(pkv.simulate(made).tail_idle for made in plans), rel=1e-12)
+    assert 0 < found["tail_idle"] < 1
+
+
+def test_simulate_has_the_numbers_of_plan_and_the_time(capsys):
+    assert main(["plan", *TRACE.split(), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(["simulate", *TRACE.split(), "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert simulated.pop("gpu_ms") == pytest.approx(fmean(pkv.simulate(made).gpu_ms for made in by_hand()), rel=1e-12)
+    assert simulated == planned
+
+
+@pytest.mark.parametrize("stage", [stage for stage in pkv.STAGES if stage != "reference"])
+def test_simulate_one_step(stage, capsys):
+    words = f"simulate --lengths 5,0,3000 --stage {stage} --heads 4,2"
+    made = pkv.plan([5, 0, 3000], pkv.Shape(4, 2, 128, 16, "float16"), stage, gpu="rtx3060")
+    timeline = pkv.simulate(made)
+    assert main([*words.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    head = {"stage": made.stage, "lengths": [5, 0, 3000], "items": made.n_items, "gpu": "rtx3060"}
+    numbers = dataclasses.asdict(made.counters) | {"tail_idle": timeline.tail_idle, "gpu_ms": timeline.gpu_ms}
+    assert found == head | numbers | {"plan": made.to_dict()}
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"stage {stage} on 3 rows, 3,005 tokens\nsimulated on rtx3060\n")
+    assert out.endswith(f"\n{timeline}\n")
+    assert re.search(rf"^gpu_ms +{timeline.gpu_ms:.3f}$", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_trace_as_a_table(command, capsys):
+    assert main([command, *TRACE.split()]) == 0
+    out = capsys.readouterr().out
+    trace = "trace bimodal (seed 20260623, 5 requests, at most 2 active, 7 steps)"
+    assert out.startswith(f"stage workqueue on {trace}\n")
+    assert "rtx3060" in out
+    names = re.findall(r"^(\w+) +[0-9.,]+$", out, re.MULTILINE)
+    assert names == [*COUNTERS, "tail_idle", *(["gpu_ms"] if command == "simulate" else [])]
+
+
+@pytest.mark.parametrize("reason", ["no costs", "no kernel"])
+def test_what_no_clock_knows_is_null_in_json_and_a_dash_in_a_table(reason, capsys, monkeypatch):
+    words = "plan --trace zipf --steps 3 --gpu rtx3060"
+    if reason == "no costs":
+        monkeypatch.setattr(gpus, "load_gpu", lambda name: pkv.GpuProfile(name, 86, 28))
+    else:
+        words += " --stage reference"
+    assert main([*words.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tail_idle"] is None
+    assert main(words.split()) == 0
+    assert re.search(r"^tail_idle +-$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_a_gpu_without_costs_cannot_be_simulated(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "load_gpu", lambda name: pkv.GpuProfile(name, 90, 132))
+    error = error_of(capsys, "simulate", "--lengths", "5", "--gpu", "h200")
+    assert "'h200' has no costs" in error
+    assert "rtx3060" in error
+
+
+def test_steps_without_rows_count_in_the_means_but_not_as_idle(capsys, tmp_path):
+    path = tmp_path / "gaps.csv"
+    path.write_text("prompt_len,decode_len,arrival\n4095,2,1\n")  # steps of 0, 1, 1 rows
+    assert main(["simulate", "--trace", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in ("trace", "seed", "requests", "steps")} == {
+        "trace": str(path), "seed": None, "requests": 1, "steps": 3,
+    }  # fmt: skip
+    shape = pkv.Shape(32, 8, 128, 16, "float16")
+    two = [pkv.simulate(pkv.plan([length], shape, gpu="rtx3060")) for length in (4095, 4096)]
+    assert found["useful_kv_mib"] == pytest.approx((4095 + 4096) * 4096 / 2**20 / 3)
+    assert found["gpu_ms"] == pytest.approx(sum(timeline.gpu_ms for timeline in two) / 3)
+    assert found["tail_idle"] == pytest.approx(sum(timeline.tail_idle for timeline in two) / 2)
+
+
+def test_a_trace_file_gives_its_own_defaults(capsys, tmp_path):
+    path = tmp_path / "two.json"
+    path.write_text(json.dumps([vars(Request(64, 3, 0)), vars(Request(80, 2, 4))]))
+    found = {}
+    for words in ("", "--requests 1", "--steps 2 --max-active 1"):
+        assert main(["plan", "--trace", str(path), *words.split(), "--json"]) == 0
+        found[words] = json.loads(capsys.readouterr().out)
+    facts = ("requests", "max_active", "steps")
+    assert [[entry[name] for name in facts] for entry in found.values()] == [[2, 8, 6], [1, 8, 3], [2, 1, 2]]
+    assert found["--requests 1"]["useful_kv_mib"] == pytest.approx(65 * 4096 / 2**20)
+    assert main(["plan", "--trace", str(path)]) == 0
+    assert f"trace {path} (2 requests, at most 8 active, 6 steps)" in capsys.readouterr().out
+    assert "--requests 3: " in (error := error_of(capsys, "plan", "--trace", str(path), "--requests", "3"))
+    assert "has 2" in error
+    assert "entry 1: " in error_of(capsys, "plan", "--trace", str(bad_trace(tmp_path)))
+
+
+def bad_trace(folder: Path) -> Path:
+    path = folder / "bad.json"
+    path.write_text('[{"prompt_len": -1, "decode_len": 1, "arrival": 0}]')
+    return path
+
+
+def test_a_file_of_no_requests_is_a_step_without_rows(capsys, tmp_path):
+    path = tmp_path / "none.csv"
+    path.write_text("prompt_len,decode_len,arrival\n")
+    assert main(["simulate", "--trace", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["requests"], found["steps"], found["launches"], found["gpu_ms"]) == (0, 1, 0, 0)
+    assert found["tail_idle"] is None
+
+
+def test_a_trace_that_lasts_too_long_asks_how_many_steps(capsys, tmp_path):
+    path = tmp_path / "late.csv"
+    path.write_text("prompt_len,decode_len,arrival\n64,1,2000000\n")
+    assert "lasts 2000001 steps: say how many with --steps" in error_of(capsys, "plan", "--trace", str(path))
+    assert main(["plan", "--trace", str(path), "--steps", "2"]) == 0
+
+
+def test_steps_show_on_a_terminal_only_and_in_one_line(monkeypatch, capsys):
+    for is_terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda is_terminal=is_terminal: is_terminal)
+        assert main(["plan", "--trace", "uniform", "--steps", "130"]) == 0
+        err = capsys.readouterr().err
+        assert bool(err) == is_terminal
+    shown = err.split("\r\x1b[K")
+    assert 20 <= len(shown) <= 45, "not a line for each of 130 steps"
+    assert max(map(len, shown)) < 79
+    assert shown[1].endswith("step 1 of 130")
+    assert shown[-1] == "", "and the last one is taken away"
+
+
+@pytest.mark.parametrize("policy", [None, "paper", "cost"])
+def test_explain_one_step(policy, capsys):
+    words = f"explain --lengths 5,0,20000 --heads 16,4 --gpu rtx3060 {f'--policy {policy}' if policy else ''}"
+    found = pkv.explain([5, 0, 20000], pkv.Shape(16, 4, 128, 16, "float16"), gpu="rtx3060", policy=policy)
+    assert main(words.split()) == 0
+    assert capsys.readouterr().out == f"{found}\n"
+    assert main([*words.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"lengths": [5, 0, 20000]} | found.to_dict()
+
+
+def test_explain_a_trace(capsys, tmp_path):
+    path = tmp_path / "varied.csv"  # steps of 1, 8, 1 rows and one of none
+    lines = ["prompt_len,decode_len,arrival", "20000,3,0", *(f"{3000 * row},1,1" for row in range(1, 8)), "0,1,3"]
+    path.write_text("\n".join(lines))
+    assert main(["explain", "--trace", str(path), "--gpu", "rtx3060", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    shape = pkv.Shape(32, 8, 128, 16, "float16")
+    steps = [[20000], [20001, *(3000 * row for row in range(1, 8))], [20002]]
+    simulated: dict[str, list[float]] = {}
+    predicted: dict[str, list[float]] = {}
+    for lengths in steps:
+        by_policy = {name: pkv.explain(lengths, shape, policy=name, gpu="rtx3060") for name in ("paper", "cost")}
+        routes = {entry.stage: entry.plan for entry in by_policy["cost"].candidates}
+        routes |= {name: explanation.plan for name, explanation in by_policy.items()}
+        for name, made in routes.items():
+            prediction = predict(made, "rtx3060")
+            simulated.setdefault(name, []).append(pkv.simulate(made).gpu_ms - prediction.plan)
+            predicted.setdefault(name, []).append(prediction.gpu_ms - prediction.plan)
+            assert (prediction.plan > 0) == (made.stage == "flashinfer"), "a plan on the host serves every layer"
+    best = [min(times[step] for times in simulated.values()) for step in range(3)]
+
+    assert set(found) == {
+        "trace", "seed", "requests", "max_active", "steps", "gpu", "steps_with_tokens", "stages", "policies",
+    }  # fmt: skip
+    assert (found["steps"], found["steps_with_tokens"]) == (4, 3)
+    assert set(found["stages"]) | {"paper", "cost"} == set(simulated)
+    for name, numbers in (found["stages"] | found["policies"]).items():
+        regrets = [mine / least - 1 for mine, least in zip(simulated[name], best, strict=True)]
+        assert numbers["predicted_ms"] == pytest.approx(fmean(predicted[name])), name
+        assert numbers["simulated_ms"] == pytest.approx(fmean(simulated[name])), name
+        assert numbers["mean_regret"] == pytest.approx(fmean(regrets), abs=1e-9), name
+        assert numbers["worst_regret"] == pytest.approx(max(regrets), abs=1e-9), name
+        assert numbers["worst_regret"] >= numbers["mean_regret"] >= 0
+    assert found["policies"]["paper"]["chosen"] == {"length_buckets": 2, "workqueue": 1}
+    assert sum(found["policies"]["cost"]["chosen"].values()) == 3
+
+    assert main(["explain", "--trace", str(path), "--gpu", "rtx3060"]) == 0
+    out = capsys.readouterr().out
+    assert "policy paper takes length_buckets 2 times, workqueue 1 times\n" in out
+    row = re.search(r"^flashinfer +([0-9.]+) +([0-9.]+) +([0-9.]+)% +([0-9.]+)%$", out, re.MULTILINE)
+    numbers = found["stages"]["flashinfer"]
+    assert [float(cell) for cell in row.groups()] == pytest.approx(
+        [numbers["predicted_ms"], numbers["simulated_ms"], 100 * numbers["mean_regret"], 100 * numbers["worst_regret"]],
+        abs=0.06,
+    )
+    for policy in ("paper", "cost"):
+        words = ["explain", "--trace", str(path), "--gpu", "rtx3060", "--policy", policy, "--json"]
+        assert main(words) == 0
+        one = json.loads(capsys.readouterr().out)
+        assert set(one["policies"]) == {policy}
+        times = [entry["simulated_ms"] for entry in one["stages"].values()]
+        assert times == [entry["simulated_ms"] for entry in found["stages"].values()], "by themselves, in any case"
+
+
+def test_explain_a_trace_without_costs_tells_the_choice_and_no_time(capsys, monkeypatch):
+    monkeypatch.setattr(gpus, "load_gpu", lambda name: pkv.GpuProfile(name, 90, 132))
+    words = "explain --trace bimodal --steps 4 --gpu h200"
+    assert main(words.split()) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^workqueue +- +- +- +-$", out, re.MULTILINE)
+    assert out.endswith(
+        "policy paper takes workqueue 4 times\nno times: the costs of h200 are not known, or no step has tokens\n"
+    )
+    assert main([*words.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["policies"]["paper"] == {"chosen": {"workqueue": 4}} | dict.fromkeys(found["stages"]["workqueue"])
+    assert "'h200' has no costs" in error_of(capsys, *words.split(), "--policy", "cost")
+
+
+def test_explain_a_trace_of_nothing(capsys, tmp_path):
+    path = tmp_path / "none.csv"
+    path.write_text("prompt_len,decode_len,arrival\n0,1,0\n")
+    assert main(["explain", "--trace", str(path), "--gpu", "rtx3060"]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 1 steps have tokens" in out
+    assert "policy paper takes nothing\n" in out
+
+
+def test_explain_leaves_out_what_a_backend_cannot_do(capsys):
+    words = "explain --trace zipf --steps 2 --dtype float32 --gpu rtx3060"
+    assert main([*words.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["stages"].pop("flashinfer").values()) == {None}, "FlashInfer has no fp32 decode"
+    assert all(numbers["simulated_ms"] > 0 for numbers in found["stages"].values())
 
 
 def test_json_has_neither_nan_nor_infinity(capsys):

@@ -7,10 +7,19 @@
 import argparse
 import re
 
+from pkv.configs import DEFAULT_TILE
+from pkv.decoding import DEFAULT_STAGE
+from pkv.gpus import gpu_names
+from pkv.stages import STAGES
+from pkv.stages.s3_workqueue import ORDERINGS
+from pkv.stages.s4_adaptive import POLICIES
+
 DTYPES = ("float16", "bfloat16", "float32")
 MOST_TOKENS = 2**31 - 1  # lengths are int32
 MOST_HEADS = 2**16  # far more than any model has; one row's programs still fit a grid
 LARGEST = 2**31 - 1  # of any size
+OPTIONS = ("splits", "tile", "ordering", "policy", "gpu")  # of planning; those that were given are passed on
+GPU_AT_HAND = "the one at hand, else rtx3060"
 
 DECIMAL = re.compile(r"(-?)0*([0-9]{1,30})[0-9]*")
 
@@ -89,6 +98,52 @@ def at_least_1(text: str) -> int:
 def seed_of(text: str) -> int:
     """A seed that both torch and numpy take."""
     return in_range(text, 0, 2**63 - 1, "must lie in 0 .. 2**63 - 1")
+
+
+def add_stage(parser: argparse.ArgumentParser) -> None:
+    """Which stage, and how it cuts."""
+    parser.add_argument(
+        "--stage", choices=list(STAGES), default=DEFAULT_STAGE, metavar="NAME",
+        help=f"{', '.join(STAGES)} (default {DEFAULT_STAGE})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--splits", type=at_least_1, metavar="N", help="splits of a row (default: the stage's own choice)"
+    )
+    parser.add_argument(
+        "--tile", type=at_least_1, metavar="N", help=f"tokens per tile: 16, 32 or 64 (default {DEFAULT_TILE})"
+    )
+    parser.add_argument(
+        "--ordering", choices=list(ORDERINGS), metavar="NAME",
+        help=f"which program takes which item: {', '.join(ORDERINGS)} (default: longest_first if programs must wait)",
+    )  # fmt: skip
+
+
+def add_policy(parser: argparse.ArgumentParser, default: str = POLICIES[0]) -> None:
+    """How stage adaptive chooses; `default` is what the help says."""
+    parser.add_argument(
+        "--policy", choices=POLICIES, metavar="NAME",
+        help=f"how stage adaptive chooses: {', '.join(POLICIES)} (default {default})",
+    )  # fmt: skip
+
+
+def add_gpu(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Which GPU; None stands for the one at hand."""
+    parser.add_argument(
+        "--gpu", choices=gpu_names(), default=default, metavar="NAME",
+        help=f"GPU to plan for: {', '.join(gpu_names())} (default {default or GPU_AT_HAND})",
+    )  # fmt: skip
+
+
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """The model's sizes."""
+    parser.add_argument(
+        "--heads", type=heads_of, default=(32, 8), metavar="Q,KV", help="query, KV heads (default 32,8)"
+    )
+    parser.add_argument("--head-dim", type=at_least_1, default=128, metavar="N", help="default 128")
+    parser.add_argument("--page-size", type=at_least_1, default=16, metavar="N", help="tokens per page (default 16)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, default=DTYPES[0], metavar="NAME", help=f"{', '.join(DTYPES)} (default {DTYPES[0]})"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

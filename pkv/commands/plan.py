@@ -1,62 +1,46 @@
-"""`pkv plan`: print who does which tiles of one decode step, and what that costs. Runs nothing, needs no GPU."""
+"""`pkv plan`: print who does which tiles of one decode step, and what that costs. Runs nothing, needs no GPU.
+
+Of a trace it prints the means of all steps.
+"""
 
 import argparse
 import dataclasses
 
-from pkv.commands import CommandError
-from pkv.commands.arguments import DTYPES, add_json, at_least_1, heads_of, lengths_of
+from pkv.commands import arguments
+from pkv.commands.means import as_lines, means_of, plan_of
 from pkv.commands.output import print_json, say
-from pkv.configs import DEFAULT_TILE
-from pkv.decoding import DEFAULT_STAGE, plan
-from pkv.gpus import gpu_names
-from pkv.shapes import Shape
-from pkv.stages import STAGES
+from pkv.commands.steps import add_steps, steps_from
+from pkv.gpus import resolve_gpu
 
 HELP = "print a stage's plan for some row lengths, and what it costs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("--lengths", type=lengths_of, required=True, metavar="N,N,...", help="tokens of each row")
-    parser.add_argument(
-        "--stage",
-        choices=list(STAGES),
-        default=DEFAULT_STAGE,
-        metavar="NAME",
-        help=f"{', '.join(STAGES)} (default {DEFAULT_STAGE})",
-    )
-    parser.add_argument("--splits", type=at_least_1, metavar="N", help="splits of a row (default: fill the GPU once)")
-    parser.add_argument(
-        "--tile", type=at_least_1, metavar="N", help=f"tokens per tile: 16, 32 or 64 (default {DEFAULT_TILE})"
-    )
-    parser.add_argument(
-        "--gpu", choices=gpu_names(), metavar="NAME",
-        help=f"GPU to plan for: {', '.join(gpu_names())} (default: the one at hand, else rtx3060)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--heads", type=heads_of, default=(32, 8), metavar="Q,KV", help="query, KV heads (default 32,8)"
-    )
-    parser.add_argument("--head-dim", type=at_least_1, default=128, metavar="N", help="default 128")
-    parser.add_argument("--page-size", type=at_least_1, default=16, metavar="N", help="tokens per page (default 16)")
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default=DTYPES[0], metavar="NAME", help=f"{', '.join(DTYPES)} (default {DTYPES[0]})"
-    )
-    add_json(parser)
+    add_steps(parser)
+    arguments.add_stage(parser)
+    arguments.add_policy(parser)
+    arguments.add_gpu(parser, None)
+    arguments.add_shape(parser)
+    arguments.add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print the plan."""
-    options = {name: getattr(args, name) for name in ("splits", "tile", "gpu") if getattr(args, name) is not None}
-    n_q_heads, n_kv_heads = args.heads
-    try:
-        shape = Shape(n_q_heads, n_kv_heads, args.head_dim, args.page_size, args.dtype)
-        made = plan(args.lengths, shape, args.stage, **options)
-    except (ValueError, TypeError) as error:
-        raise CommandError(str(error)) from None
-    except MemoryError:
-        raise CommandError("the plan does not fit this machine's memory: take fewer --splits or rows") from None
+    """Print the plan, or the means of a trace's plans."""
+    steps = steps_from(args)
+    if steps.trace:
+        means = means_of(steps, args)
+        del means["gpu_ms"]
+        gpu = resolve_gpu(args.gpu).name
+        if args.json:
+            print_json({"stage": args.stage} | steps.trace | {"gpu": gpu} | means)
+        else:
+            say(f"stage {args.stage} on {steps}\nplanned for {gpu}\n\n{as_lines(means, 'mean of a step')}")
+        return 0
+    (lengths,) = steps.lengths
+    made = plan_of(lengths, args)
     if args.json:
-        head = {"stage": made.stage, "lengths": args.lengths, "items": made.n_items}
+        head = {"stage": made.stage, "lengths": lengths, "items": made.n_items}
         print_json(head | dataclasses.asdict(made.counters) | {"plan": made.to_dict()})
     else:
         say(str(made))

@@ -1,0 +1,106 @@
+"""Which batches a command plans: one step's row lengths, or the steps of a trace.
+
+`--lengths 5,40` is one step of two rows. `--trace bimodal` is drawn (see pkv.bench.traces), `--trace FILE` is read.
+"""
+
+import argparse
+import difflib
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pkv.bench.tracefiles import read_trace
+from pkv.bench.traces import TRACES, Request, make_trace, steps_of
+from pkv.commands import CommandError
+from pkv.commands.arguments import at_least_1, in_range, lengths_of, quoted, seed_of
+
+# The paper's main runs; a trace from a file has its own requests, and ends with the last of them.
+DEFAULTS = {"seed": 20260623, "requests": 24, "max_active": 8, "steps": 48}
+MOST = 100_000  # requests or steps: minutes of planning
+
+
+@dataclass(frozen=True)
+class Steps:
+    """lengths: of each step's rows. trace: what they were drawn from, by the options' names; empty for --lengths."""
+
+    lengths: list[list[int]]
+    trace: dict[str, Any]
+
+    def __str__(self) -> str:
+        if not self.trace:
+            (lengths,) = self.lengths
+            return f"{len(lengths)} rows, {sum(lengths):,} tokens"
+        seed = "" if self.trace["seed"] is None else f"seed {self.trace['seed']}, "
+        counts = "{requests} requests, at most {max_active} active, {steps} steps".format(**self.trace)
+        return f"trace {self.trace['trace']} ({seed}{counts})"
+
+
+def add_steps(parser: argparse.ArgumentParser) -> None:
+    """--lengths or --trace, and what a trace takes."""
+    batch = parser.add_mutually_exclusive_group(required=True)
+    batch.add_argument("--lengths", type=lengths_of, metavar="N,N,...", help="one step: tokens of each row")
+    batch.add_argument(
+        "--trace", metavar="NAME|FILE",
+        help=f"many steps: {', '.join(TRACES)}, or a CSV or JSON file with prompt_len, decode_len and arrival",
+    )  # fmt: skip
+    up_to_most = partial(in_range, least=1, most=MOST, rule=f"must lie in 1 .. {MOST}")
+    parser.add_argument(
+        "--seed", type=seed_of, metavar="N", help=f"of the trace's random numbers (default {DEFAULTS['seed']})"
+    )
+    parser.add_argument(
+        "--requests", type=up_to_most, metavar="N",
+        help=f"how many of the trace's requests (default {DEFAULTS['requests']}; of a file: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-active", type=at_least_1, metavar="N",
+        help=f"most rows of a step; so many requests arrive together (default {DEFAULTS['max_active']})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=up_to_most, metavar="N",
+        help=f"how many of the trace's steps (default {DEFAULTS['steps']}; of a file: all)",
+    )  # fmt: skip
+
+
+def steps_from(args: argparse.Namespace) -> Steps:
+    """The steps that the arguments mean."""
+    given = {name: getattr(args, name) for name in DEFAULTS if getattr(args, name) is not None}
+    if args.trace is None:
+        for name in given:
+            option = f"--{name.replace('_', '-')}"
+            raise CommandError(f"{option} belongs to a trace, and --lengths is one step: drop it, or give --trace")
+        return Steps([args.lengths], {})
+    if args.trace in TRACES:
+        used = DEFAULTS | given
+        try:
+            requests = make_trace(args.trace, used["seed"], used["requests"], used["max_active"], args.page_size)
+        except ValueError as error:
+            raise CommandError(f"--trace {args.trace}: {error}") from None
+    else:
+        requests = requests_of_file(args.trace, given)
+        end = max((request.arrival + request.decode_len for request in requests), default=1)
+        used = DEFAULTS | {"seed": None, "requests": len(requests), "steps": end} | given
+        if used["steps"] > MOST:
+            raise CommandError(f"--trace {args.trace} lasts {end} steps: say how many with --steps, at most {MOST}")
+    return Steps(steps_of(requests, used["max_active"], used["steps"]), {"trace": args.trace} | used)
+
+
+def requests_of_file(name: str, given: dict[str, int]) -> tuple[Request, ...]:
+    """The first --requests of a file, all without that option."""
+    path = Path(name)
+    if not path.exists():
+        similar = difflib.get_close_matches(name, TRACES, n=1)
+        hint = f": did you mean {similar[0]}?" if similar else ""
+        raise CommandError(f"--trace {quoted(name)} is neither a file nor one of {', '.join(TRACES)}{hint}")
+    if "seed" in given:
+        raise CommandError(f"--seed means nothing where --trace is a file ({name}): drop it")
+    try:
+        requests = read_trace(path)
+    except OSError as error:
+        raise CommandError(f"--trace {name} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CommandError(f"--trace {error}") from None
+    n_wanted = given.get("requests", len(requests))
+    if n_wanted > len(requests):
+        raise CommandError(f"--requests {n_wanted}: {name} has {len(requests)}")
+    return requests[:n_wanted]
