@@ -17,6 +17,7 @@ import pytest
 
 import pkv
 from pkv import gpus
+from pkv.bench.regret import regrets
 from pkv.bench.traces import Request, make_trace, steps_of
 from pkv.cli import COMMANDS, main
 from pkv.commands import demo, lab, output
@@ -487,19 +488,26 @@ def test_explain_a_trace(capsys, tmp_path):
     assert (found["steps"], found["steps_with_tokens"]) == (4, 3)
     assert set(found["stages"]) | {"paper", "cost"} == set(simulated)
     for name, numbers in (found["stages"] | found["policies"]).items():
-        regrets = [mine / least - 1 for mine, least in zip(simulated[name], best, strict=True)]
+        own = [mine / least - 1 for mine, least in zip(simulated[name], best, strict=True)]
         assert numbers["predicted_ms"] == pytest.approx(fmean(predicted[name])), name
         assert numbers["simulated_ms"] == pytest.approx(fmean(simulated[name])), name
-        assert numbers["mean_regret"] == pytest.approx(fmean(regrets), abs=1e-9), name
-        assert numbers["worst_regret"] == pytest.approx(max(regrets), abs=1e-9), name
+        assert numbers["mean_regret"] == pytest.approx(fmean(own), abs=1e-9), name
+        assert numbers["worst_regret"] == pytest.approx(max(own), abs=1e-9), name
         assert numbers["worst_regret"] >= numbers["mean_regret"] >= 0
+    by_route = {f"always {name}": numbers for name, numbers in found["stages"].items()}
+    by_route |= {f"policy {name}": numbers for name, numbers in found["policies"].items()}
+    for regret in regrets(steps, shape):
+        numbers = by_route.pop(regret.route)
+        assert (regret.mean, regret.worst) == pytest.approx((numbers["mean_regret"], numbers["worst_regret"]))
+        assert regret.taken == numbers.get("chosen", {regret.route.removeprefix("always "): 3})
+    assert by_route == {}, "the same routes and the same measure as in pkv.bench.regret"
     assert found["policies"]["paper"]["chosen"] == {"length_buckets": 2, "workqueue": 1}
     assert sum(found["policies"]["cost"]["chosen"].values()) == 3
 
     assert main(["explain", "--trace", str(path), "--gpu", "rtx3060"]) == 0
     out = capsys.readouterr().out
     assert "policy paper takes length_buckets 2 times, workqueue 1 times\n" in out
-    row = re.search(r"^flashinfer +([0-9.]+) +([0-9.]+) +([0-9.]+)% +([0-9.]+)%$", out, re.MULTILINE)
+    row = re.search(r"^always flashinfer +([0-9.]+) +([0-9.]+) +([0-9.]+)% +([0-9.]+)%$", out, re.MULTILINE)
     numbers = found["stages"]["flashinfer"]
     assert [float(cell) for cell in row.groups()] == pytest.approx(
         [numbers["predicted_ms"], numbers["simulated_ms"], 100 * numbers["mean_regret"], 100 * numbers["worst_regret"]],
@@ -519,7 +527,7 @@ def test_explain_a_trace_without_costs_tells_the_choice_and_no_time(capsys, monk
     words = "explain --trace bimodal --steps 4 --gpu h200"
     assert main(words.split()) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^workqueue +- +- +- +-$", out, re.MULTILINE)
+    assert re.search(r"^always workqueue +- +- +- +-$", out, re.MULTILINE)
     assert out.endswith(
         "policy paper takes workqueue 4 times\nno times: the costs of h200 are not known, or no step has tokens\n"
     )
@@ -527,6 +535,14 @@ def test_explain_a_trace_without_costs_tells_the_choice_and_no_time(capsys, monk
     found = json.loads(capsys.readouterr().out)
     assert found["policies"]["paper"] == {"chosen": {"workqueue": 4}} | dict.fromkeys(found["stages"]["workqueue"])
     assert "'h200' has no costs" in error_of(capsys, *words.split(), "--policy", "cost")
+
+
+def test_a_route_that_cannot_be_planned_is_one_line(capsys, monkeypatch):
+    def refuse(*arguments):
+        raise ValueError("exceeds a grid")
+
+    monkeypatch.setattr(COMMANDS["explain"], "plans_of", refuse)
+    assert "exceeds a grid" in error_of(capsys, "explain", "--trace", "zipf", "--gpu", "rtx3060")
 
 
 def test_explain_a_trace_of_nothing(capsys, tmp_path):

@@ -1,8 +1,7 @@
 """`pkv explain`: which stage adaptive takes for some row lengths, and why; of a trace, what each choice costs.
 
-The regret of a route in one step is its time over that of the step's best route, less 1. Times are of the kernels, as
-the policies compare them: FlashInfer's planning on the host is left out. The simulator judges: by the formula that
-policy "cost" goes by, its own regret would be 0 by definition.
+Regret is that of pkv.bench.regret: a route's simulated time over the best route's of the same step, less 1, planning on
+the host left out.
 """
 
 import argparse
@@ -11,14 +10,15 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from pkv.bench.regret import kernels_ms, plans_of
 from pkv.commands import CommandError, arguments
 from pkv.commands.means import StepProgress, shape_from
 from pkv.commands.output import print_json, say, table
 from pkv.commands.steps import Steps, add_steps, steps_from
+from pkv.costs import predict
 from pkv.gpus import resolve_gpu
 from pkv.shapes import Shape
-from pkv.simulation import simulate
-from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, Candidate, Explanation, explain, kernels_ms
+from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, Explanation, explain
 
 HELP = "say which stage adaptive takes for some row lengths, and why"
 
@@ -50,9 +50,9 @@ def execute(args: argparse.Namespace) -> int:
     facts: dict[str, Any] = steps.trace | {"gpu": profile.name, "steps_with_tokens": len(judged)}
     if args.json:
         chosen = {policy: dict(Counter(step.chosen[policy] for step in judged)) for policy in policies}
-        routes = {name: numbers_of(name, judged) for name in CANDIDATES}
-        by_policy = {name: {"chosen": chosen[name]} | numbers_of(route_of(name), judged) for name in policies}
-        print_json(facts | {"stages": routes, "policies": by_policy})
+        by_stage = {name: numbers_of(f"always {name}", judged) for name in CANDIDATES}
+        by_policy = {name: {"chosen": chosen[name]} | numbers_of(f"policy {name}", judged) for name in policies}
+        print_json(facts | {"stages": by_stage, "policies": by_policy})
     else:
         say(as_text(steps, profile.name, policies, judged))
     return 0
@@ -60,7 +60,7 @@ def execute(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True)
 class Judged:
-    """One step. chosen: by each policy; predicted_ms, simulated_ms: of each route, a stage or a policy."""
+    """One step. chosen: by each policy; predicted_ms, simulated_ms: of each route, where the GPU's costs are known."""
 
     chosen: dict[str, str]
     predicted_ms: dict[str, float]
@@ -81,23 +81,19 @@ def explained(lengths: list[int], shape: Shape, policy: str | None, gpu: str | N
 
 def judge(lengths: list[int], shape: Shape, policies: list[str], gpu: str | None) -> Judged:
     """What each policy takes, and what each route would have taken."""
-    chosen: dict[str, str] = {}
-    routes: dict[str, Candidate] = {}
     profile = resolve_gpu(gpu)
-    for policy in policies:
-        found = explained(lengths, shape, policy, gpu)
-        chosen[policy] = found.chosen
-        routes[route_of(policy)] = next(entry for entry in found.candidates if entry.stage == found.chosen)
+    chosen = {policy: explained(lengths, shape, policy, gpu).chosen for policy in policies}
     if profile.costs is None:
         return Judged(chosen, {}, {})
-    # a stage by itself cuts as it likes; policy "paper" prescribes splits
-    for entry in explained(lengths, shape, "cost", gpu).candidates:
-        routes[entry.stage] = entry
+    try:
+        plans = plans_of(lengths, shape, profile)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
     predicted, simulated = {}, {}
-    for name, entry in routes.items():
-        if entry.plan is not None and entry.prediction is not None:
-            predicted[name] = kernels_ms(entry.prediction)
-            simulated[name] = simulate(entry.plan, profile).gpu_ms - entry.prediction.plan
+    for route, made in plans.items():
+        prediction = predict(made, profile)
+        predicted[route] = prediction.gpu_ms - prediction.plan
+        simulated[route] = kernels_ms(made, profile)
     return Judged(chosen, predicted, simulated)
 
 
@@ -113,11 +109,6 @@ def judge_all(steps: Steps, shape: Shape, policies: list[str], gpu: str | None) 
     finally:
         progress.end()
     return judged
-
-
-def route_of(policy: str) -> str:
-    """A policy's name among the stages' names."""
-    return f"policy {policy}"
 
 
 def numbers_of(route: str, judged: list[Judged]) -> dict[str, float]:
@@ -137,7 +128,7 @@ def numbers_of(route: str, judged: list[Judged]) -> dict[str, float]:
 def as_text(steps: Steps, gpu: str, policies: list[str], judged: list[Judged]) -> str:
     """A line for each route, and what the policies chose."""
     rows = []
-    for route in [*CANDIDATES, *map(route_of, policies)]:
+    for route in [*(f"always {name}" for name in CANDIDATES), *(f"policy {name}" for name in policies)]:
         numbers = numbers_of(route, judged)
         times = [f"{numbers[name]:.3f}" for name in ("predicted_ms", "simulated_ms")]
         regrets = [f"{numbers[name]:.1%}" for name in ("mean_regret", "worst_regret")]
