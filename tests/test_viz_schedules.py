@@ -14,7 +14,7 @@ from drawings import LLAMA, SVG, texts
 
 import pkv
 from pkv import viz
-from pkv.gpus import Costs, GpuProfile
+from pkv.gpus import Costs, GpuProfile, load_gpu
 from pkv.plans import Launch, Plan
 from pkv.simulation import SPAN, Timeline, simulate
 from pkv.stages.s4_adaptive import explain
@@ -498,6 +498,17 @@ def test_choice_shows_the_rule_and_who_cannot():
     assert f"→ {min(times, key=times.get)}" in words
     assert "start up" in words
     assert "merge" in words
+
+
+@pytest.mark.parametrize("lengths", [[8192], [16384] * 4, ONE_LONG])
+def test_bars_of_a_choice_count_what_the_policy_counts(lengths):
+    """With FlashInfer's planning in its bar, one row of 8,192 tokens would be a choice against its own numbers."""
+    found = explain(lengths, LLAMA, policy="cost", gpu="rtx3060")
+    picture = viz.draw_choice(found)
+    assert picture.alt.startswith(f"{found.chosen} is chosen: ")
+    assert "though" not in picture.alt
+    planning = load_gpu("rtx3060").costs.flashinfer_plan_us
+    assert f"Not counted: flashinfer's own planning, {planning:.0f} us a step." in picture.alt
 
 
 @pytest.mark.parametrize(
