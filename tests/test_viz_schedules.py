@@ -305,6 +305,15 @@ def test_stacked_timelines_share_one_axis():
     assert picture.svg.count(">us<") == 1
 
 
+def test_timelines_of_one_stage_can_be_told_apart():
+    first, second = TIMELINES["workqueue"], TIMELINES["unsplit"]
+    picture = viz.draw_timelines([second, first], ["whole rows", "cut"])
+    words = f"cut is done first: {first.gpu_ms * 1000:,.0f} us, against whole rows {second.gpu_ms * 1000:,.0f}."
+    assert picture.alt.startswith(f"{words} whole rows: {second.gpu_ms * 1000:,.0f} us, 28 SMs")
+    assert [text.split(":")[0] for *_, text in texts(picture) if "28 SMs" in text] == ["whole rows", "cut"]
+    assert viz.draw_timelines([first], ["cut"]).alt.startswith(f"cut: {first.gpu_ms * 1000:,.0f} us, 28 SMs")
+
+
 def test_timelines_of_different_rows_have_a_legend_each():
     batches = [TIMELINES[name] for name in ("buckets", "no-rows", "132-sms")]
     picture = viz.draw_timelines(batches)
@@ -517,6 +526,9 @@ def test_bars_of_a_choice_count_what_the_policy_counts(lengths):
         (lambda: viz.draw_timeline(TIMELINES["unsplit"].plan), TypeError, "got Plan: pass pkv.simulate(plan)"),
         (lambda: viz.draw_timelines([]), ValueError, "such as [pkv.simulate(plan)]"),
         (lambda: viz.draw_timelines(TIMELINES["unsplit"]), ValueError, "must be a list of one or more timelines"),
+        (lambda: viz.draw_timelines([TIMELINES["unsplit"]], []), ValueError, "names = [] must be a list of 1 string,"),
+        (lambda: viz.draw_timelines([TIMELINES["unsplit"]], "a"), ValueError, "names = 'a' must be a list of 1 string"),
+        (lambda: viz.draw_timelines([TIMELINES["unsplit"]], [3]), ValueError, "names = [3] must be a list of 1 string"),
         (lambda: viz.plot_timeline(None), TypeError, "got NoneType: pass pkv.simulate(plan)"),
         (lambda: viz.draw_queue([1, 2]), TypeError, "plan must be a pkv.Plan, got list"),
         (lambda: viz.draw_rectangle([]), TypeError, "must be a list of one or more plans"),

@@ -26,13 +26,23 @@ def checked_timelines(timelines: Sequence[Timeline]) -> list[Timeline]:
     return list(timelines)
 
 
-def claim(timeline: Timeline) -> str:
+def checked_names(names: Sequence[str] | None, timelines: Sequence[Timeline]) -> list[str]:
+    """A name for each timeline: as given, or the stage's."""
+    if names is None:
+        return [timeline.plan.stage for timeline in timelines]
+    is_fit = isinstance(names, list | tuple) and len(names) == len(timelines)
+    if not is_fit or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"names = {names!r} must be a list of {count_of(len(timelines), 'string')}, one per timeline")
+    return list(names)
+
+
+def claim(timeline: Timeline, name: str | None = None) -> str:
     """What a timeline shows, in one sentence with its own numbers: how long, how much of it idle, and why."""
-    stage, n_sms = timeline.plan.stage, timeline.gpu.n_sms
+    name, n_sms = timeline.plan.stage if name is None else name, timeline.gpu.n_sms
     if not len(timeline.spans):
-        return f"{stage}: nothing is launched, so no SM has work"
+        return f"{name}: nothing is launched, so no SM has work"
     idle = f"{count_of(n_sms, 'SM')} {timeline.tail_idle:.0%} idle"
-    return f"{stage}: {timeline.gpu_ms * 1000:,.0f} us, {idle}; {_reason(timeline)}"
+    return f"{name}: {timeline.gpu_ms * 1000:,.0f} us, {idle}; {_reason(timeline)}"
 
 
 def _reason(timeline: Timeline) -> str:
@@ -56,11 +66,12 @@ def _reason(timeline: Timeline) -> str:
     return f"each SM has work until {spread:,.0f} us before the last program ends"
 
 
-def comparison(timelines: Sequence[Timeline]) -> str:
+def comparison(timelines: Sequence[Timeline], names: Sequence[str]) -> str:
     """Who is first, and by how much the others are behind."""
-    ordered = sorted((timeline for timeline in timelines if len(timeline.spans)), key=lambda timeline: timeline.gpu_ms)
+    pairs = list(zip(timelines, names, strict=True))
+    ordered = sorted((pair for pair in pairs if len(pair[0].spans)), key=lambda pair: pair[0].gpu_ms)
     if len(ordered) < 2:
-        return claim((ordered or timelines)[0])
-    first = ordered[0]
-    others = ", ".join(f"{timeline.plan.stage} {timeline.gpu_ms * 1000:,.0f}" for timeline in ordered[1:])
-    return f"{first.plan.stage} is done first: {first.gpu_ms * 1000:,.0f} us, against {others}"
+        return claim(*(ordered or pairs)[0])
+    first, name = ordered[0]
+    others = ", ".join(f"{other} {timeline.gpu_ms * 1000:,.0f}" for timeline, other in ordered[1:])
+    return f"{name} is done first: {first.gpu_ms * 1000:,.0f} us, against {others}"

@@ -13,7 +13,7 @@ from pkv.simulation import Timeline
 from pkv.viz.lanes import MOST_PIECES, Piece, pieces_of, running, shown_sms, slots_in_use
 from pkv.viz.rowstyles import EMPTY, MERGE, OPACITY, STYLES, Patches, draw_legend, keys_of
 from pkv.viz.svg import FAINT, GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.viz.timeclaims import checked_timelines, claim, comparison
+from pkv.viz.timeclaims import checked_names, checked_timelines, claim, comparison
 
 LEFT, RIGHT = 58, 62  # margins for an SM's number and for its idle share
 LABEL_HEIGHT = 10  # of a slot that has room for its row's number
@@ -39,24 +39,25 @@ def draw_timeline(timeline: Timeline) -> Picture:
     return draw_timelines([timeline])
 
 
-def draw_timelines(timelines: Sequence[Timeline]) -> Picture:
-    """Several timelines below one another on one time axis, so that their lengths compare."""
+def draw_timelines(timelines: Sequence[Timeline], names: Sequence[str] | None = None) -> Picture:
+    """Several timelines below one another on one time axis, so that lengths compare. names: by default the stages'."""
     timelines = checked_timelines(timelines)
+    names = checked_names(names, timelines)
     alone, step_us = len(timelines) == 1, max(timeline.gpu_ms * 1000 for timeline in timelines)
     scale = (WIDTH - LEFT - RIGHT) / max(step_us, 1e-9)
     charts = [_chart(timeline, scale, len(timelines)) for timeline in timelines]
-    title, notes = claim(timelines[0]) if alone else comparison(timelines), _notes(charts)
+    title, notes = claim(timelines[0], names[0]) if alone else comparison(timelines, names), _notes(charts)
     sheet = Sheet()
     sheet.heading(title, notes)
     same_rows = len({chart.timeline.plan.lengths.tobytes() for chart in charts}) == 1
     if same_rows:
         draw_legend(sheet, _legend(charts), WIDTH - 8)
     top = sheet.y + 8
-    for chart in charts:
-        _draw_chart(sheet, chart, not alone, not same_rows)
+    for chart, name in zip(charts, names, strict=True):
+        _draw_chart(sheet, chart, None if alone else name, not same_rows)
     if step_us:
         _draw_axis(sheet, top, step_us, scale)
-    words = [] if alone else [f"{claim(timeline)}." for timeline in timelines]
+    words = [] if alone else [f"{claim(*pair)}." for pair in zip(timelines, names, strict=True)]
     return sheet.finish(" ".join([f"{title}.", *words, *notes]))
 
 
@@ -97,12 +98,12 @@ def _chart(timeline: Timeline, scale: float, n_charts: int) -> Chart:
     return Chart(timeline, sms, pieces, max(5.0, min(pitch, most / len(sms))), scale)
 
 
-def _draw_chart(sheet: Sheet, chart: Chart, named: bool, has_legend: bool) -> None:
+def _draw_chart(sheet: Sheet, chart: Chart, name: str | None, has_legend: bool) -> None:
     timeline, pitch = chart.timeline, chart.pitch
     sheet.y += 8
-    if named:
+    if name is not None:
         sheet.y += 12
-        sheet.text(8, sheet.y, claim(timeline), size=SMALL, weight="bold")
+        sheet.text(8, sheet.y, claim(timeline, name), size=SMALL, weight="bold")
         sheet.y += 6
     if not len(timeline.spans):
         return
