@@ -20,7 +20,7 @@ from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
 from pkv.stages import STAGES
 
-DEFAULT_STAGE = "split_kv"  # the best stage that needs nothing from the host
+DEFAULT_STAGE = "row_local"  # the best stage that needs nothing from the host
 LARGEST_GRID = 2**31 - 1
 MOST_SPLITS = 2**16
 INTERPRETER_LOCK = threading.Lock()

@@ -128,6 +128,8 @@ def test_explain_says_it_in_json_and_in_words():
         pkv.explain([5], {})
     with pytest.raises(ValueError, match=r"lengths\[1\] = -1"):
         pkv.explain([5, -1], LLAMA)
+    with pytest.raises(ValueError, match=r"head_dim = 512 is above 256"):
+        pkv.explain([5], pkv.Shape(4, 2, 512, 16, "float16"))
 
 
 @pytest.mark.parametrize("policy", ["paper", "cost"])

@@ -162,9 +162,10 @@ def test_tokens_hidden_by_scores_of_minus_infinity(stage, n_hidden):
 # --- a plan from elsewhere ---
 
 
-def test_items_that_the_kernel_would_not_cut_are_refused(ready):
+@pytest.mark.parametrize(("stage", "why"), [("split_kv", "has no splits"), ("row_local", "must name .* their splits")])
+def test_items_that_the_kernel_would_not_cut_are_refused(ready, stage, why):
     q, cache = ready
-    plan = pkv.plan([5, 40, 0, 17], pkv.Shape.of(q, cache), splits=2, gpu="rtx3060")
+    plan = pkv.plan([5, 40, 0, 17], pkv.Shape.of(q, cache), stage=stage, splits=2, gpu="rtx3060")
     data = json.loads(plan.to_json())
     data["items"][2], data["items"][3] = [1, 0, 32], [1, 32, 40]  # covers the row, but cut elsewhere
     other = pkv.Plan.from_json(json.dumps(data))
@@ -172,7 +173,7 @@ def test_items_that_the_kernel_would_not_cut_are_refused(ready):
         pkv.run(q, cache, other)
     decode, merge = plan.launches
     unsplit = (dataclasses.replace(decode, n_splits=0), merge)
-    with pytest.raises(ValueError, match=r"a decode launch has no splits"):
+    with pytest.raises(ValueError, match=rf"a decode launch {why}"):
         pkv.run(q, cache, dataclasses.replace(plan, launches=unsplit))
 
 

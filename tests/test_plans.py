@@ -183,19 +183,34 @@ def test_the_papers_bucketed_row():
 
 
 def test_default_splits_fill_the_gpu_at_hand():
-    small, large = (pkv.plan([65536], LLAMA, gpu=gpu) for gpu in ("rtx3060", "h200"))
-    assert small.n_items < large.n_items
-    one = pkv.GpuProfile("one-sm", 86, 1)
-    assert pkv.plan([65536], LLAMA, gpu=one).n_items <= small.programs_per_sm
-    assert pkv.plan([1], LLAMA, gpu="h200").n_items == 1
-    assert pkv.plan([32768] * 256, LLAMA, gpu="rtx3060").n_items == 256  # many rows fill it without splits
-    assert pkv.plan([0, 0], LLAMA).n_items == 2
+    def n_items(lengths, gpu):
+        return pkv.plan(lengths, LLAMA, stage="split_kv", gpu=gpu).n_items
+
+    small, large = (n_items([65536], gpu) for gpu in ("rtx3060", "h200"))
+    assert (small, large) == (28 * 4 // 8, 132 * 8 // 8)  # programs that the four schedulers of an SM share evenly
+    assert n_items([65536], pkv.GpuProfile("one-sm", 86, 1)) == 1
+    assert n_items([1], "h200") == 1
+    assert n_items([32768] * 256, "rtx3060") == 256  # many rows fill it without splits
+    assert n_items([0, 0], "rtx3060") == 2
 
 
 def test_default_splits_are_no_shorter_than_pays():
     """A split of fewer than 2 tiles of 16 costs more in its partial state than it saves."""
-    n_items = {length: pkv.plan([length], LLAMA, gpu="h200").n_items for length in (1, 16, 32, 48, 49, 64, 112, 640)}
-    assert n_items == {1: 1, 16: 1, 32: 1, 48: 1, 49: 2, 64: 2, 112: 3, 640: 20}
+    for stage in ("split_kv", "row_local"):
+        made = [pkv.plan([n], LLAMA, stage=stage, gpu="h200").n_items for n in (1, 16, 48, 49, 64, 112, 640)]
+        assert made == [1, 1, 1, 2, 2, 3, 20]
+
+
+def test_row_local_cuts_several_rows_finer_as_they_may_be_ragged():
+    def splits(lengths, gpu="h200"):
+        made = pkv.plan(lengths, LLAMA, stage="row_local", gpu=gpu)
+        return made.n_items // made.n_rows
+
+    assert splits([65536]) == 132
+    assert splits([65536] * 8) == 3 * 16
+    assert splits([65536] * 64) == 12
+    assert splits([200] * 64) == 6  # 13 tiles: splits of 2 at least
+    assert splits([200, 65536], gpu="rtx3060") == 3 * 7
 
 
 def test_the_longest_row_there_can_be():
@@ -249,7 +264,7 @@ def test_equality_and_diff():
 
 
 def test_a_plan_prints_as_a_table():
-    text = str(pkv.plan([5, 40, 0], SHAPE, splits=2, gpu="rtx3060"))
+    text = str(pkv.plan([5, 40, 0], SHAPE, stage="split_kv", splits=2, gpu="rtx3060"))
     assert "split_kv" in text
     assert "4 query heads, 2 KV heads, head_dim 64, pages of 16, float16" in text
     assert "28 SMs" in text

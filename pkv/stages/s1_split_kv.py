@@ -96,10 +96,18 @@ def fault_of_items(plan: Plan) -> str | None:
         lengths = plan.lengths[rows]
         cut = split_items(lengths, int(lengths.max(initial=0)), launch.n_splits, plan.tile)
         planned = plan.items[indices_of(rows, plan.partial_offsets, launch.n_splits)]
-        by_row = (len(rows), launch.n_splits, 3)
-        for row, mine, kernels in zip(rows, planned.reshape(by_row), cut.reshape(by_row), strict=True):
-            if (mine[:, 1:] != kernels[:, 1:]).any():
-                return f"row {row} is planned as {mine[:, 1:].tolist()}, the kernel cuts {kernels[:, 1:].tolist()}"
+        fault = fault_of_cut(rows.tolist(), planned, cut, launch.n_splits)
+        if fault:
+            return fault
+    return None
+
+
+def fault_of_cut(rows: list[int], planned: Int32Array, cut: Int32Array, n_splits: int) -> str | None:
+    """The first of these rows, each of n_splits items, that is planned otherwise than the kernel cuts it."""
+    by_row = (len(rows), n_splits, 3)
+    for row, mine, kernels in zip(rows, planned.reshape(by_row), cut.reshape(by_row), strict=True):
+        if (mine[:, 1:] != kernels[:, 1:]).any():
+            return f"row {row} is planned as {mine[:, 1:].tolist()}, the kernel cuts {kernels[:, 1:].tolist()}"
     return None
 
 

@@ -23,7 +23,7 @@ from pkv.launching import KernelArgs
 from pkv.merging import launch_merge
 from pkv.plans import Int32Array, Plan
 from pkv.shapes import Shape
-from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, first_tile, launches_of
+from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, first_tile, launches_of
 from pkv.tile import attend_tokens, load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
@@ -101,14 +101,12 @@ def own_items(lengths: Int32Array, n_splits: "int | npt.NDArray[np.int64]", tile
 def fault_of_items(plan: Plan) -> str | None:
     """Where the plan's items are not those that the kernel cuts; None if they agree."""
     for launch in plan.launches:
-        if launch.kernel == "decode":
-            if launch.n_splits < 1 or launch.rows != tuple(range(plan.n_rows)):
-                return "the decode launch must name all rows in order, and their splits"
-            cut = own_items(plan.lengths, launch.n_splits, plan.tile)
-            for mine, kernels in zip(plan.items.tolist(), cut.tolist(), strict=True):
-                if mine != kernels:
-                    return f"row {mine[0]} has an item {mine[1:]}, the kernel cuts {kernels[1:]}"
-    return None
+        if launch.n_splits < 1 or launch.rows != tuple(range(plan.n_rows)):
+            return f"a {launch.kernel} launch must name all rows in order, and their splits"
+    if not plan.launches:
+        return None
+    n_splits = plan.launches[0].n_splits
+    return fault_of_cut(list(range(plan.n_rows)), plan.items, own_items(plan.lengths, n_splits, plan.tile), n_splits)
 
 
 @triton.jit(do_not_specialize=["n_splits"])

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pkv.arguments import check_kernel_shape
 from pkv.cache import PagedKVCache
 from pkv.checks import Ints
 from pkv.costs import Prediction, predict
@@ -133,6 +134,7 @@ def explain(
     policy, profile = choose_policy(policy), resolve_gpu(gpu)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
+    check_kernel_shape(shape)
     return (by_paper if policy == "paper" else by_cost)(int_lengths(lengths), shape, profile, compare=True)
 
 
