@@ -149,7 +149,7 @@ def pictures(cell) -> list[str]:
     return images.evaluate_all("images => images.map(i => i.alt)")
 
 
-@pytest.mark.parametrize("name", ["00_paged_kv_cache", "01_split_kv"])
+@pytest.mark.parametrize("name", ["00_paged_kv_cache", "01_split_kv", "02_row_local"])
 def test_saved_lesson_shows_its_pictures_without_a_run(lab, page, name, tmp_path):
     panel = open_lesson(page, lab, name)
     assert pictures(find_cell(page, panel, "import torch"))
@@ -218,6 +218,24 @@ def test_lesson_01_runs_and_its_sliders_draw(lab, page, tmp_path):
     cell.locator("select").nth(1).select_option("average of the outs")
     expect_picture(page, cell, "Average of the outs")
     cell.screenshot(path=tmp_path / "merge.png")
+
+
+def test_lesson_02_runs_and_its_sliders_play_the_schedule(lab, page, tmp_path):
+    from pkv.viz.schedules import schedule_of
+
+    def claim(splits: int, stage: str) -> str:
+        return schedule_of(8, 16384, "one long", splits, 28, stage)[0].alt.split(";")[0]
+
+    panel = open_lesson(page, lab, "02_row_local")
+    assert run_all(page) == []
+    cell = find_cell(page, panel, "widgets.explore_schedule")
+    assert pictures(cell)[0].startswith(claim(8, "row_local"))
+    move(page, cell, 2, 1)
+    expect_picture(page, cell, claim(9, "row_local"))
+    cell.locator("select").nth(1).select_option("split_kv")
+    expect_picture(page, cell, claim(9, "split_kv"))
+    assert len(pictures(cell)) == 1
+    cell.screenshot(path=tmp_path / "schedule.png")
 
 
 def move(page, cell, number: int, steps: int) -> None:
