@@ -281,7 +281,7 @@ viz.draw_timelines(played(8, sorted(batch)))
 #
 # ## More splits than fill the GPU
 #
-# Left alone, `split_kv` takes as many splits as fill the GPU once. `row_local` takes several times as many, if there are several rows and tiles enough. It has to guess: the longest row may hold most of the tokens, and nobody knows before. Then a share as large as everybody's would keep its programs busy long after all others.
+# Left alone, `split_kv` takes as many splits as fill the GPU once. `row_local` takes several times as many, if there are several rows and tiles enough. It has to guess: one row may be far longer than the others, and nobody knows before. With few splits, its programs would be busy long after all others.
 #
 # **Predict.** Four batches, each stage with its default. In which one does the guess cost time?
 
@@ -306,7 +306,7 @@ for name, lengths_of_batch in batches.items():
     print()
 
 # %% [markdown]
-# In the last one: 64 rows of one length share the card well without any cut, and what is added are start-ups and states. That costs a few percent. Where one row holds most of the tokens, the guess saves a third of the step, or far more. And with 8 equal rows, 64 programs on 56 places were too few to end together.
+# In the last one: 64 rows of one length share the card well without any cut, and what is added are start-ups and states. That costs a few percent. Where one row is far longer than the others, the guess saves a third of the step, or far more. And with 8 equal rows, 64 programs on 56 places were too few to end together.
 #
 # In fairness, this is a gain of more splits, not of row-local bounds: `split_kv` has nearly all of it if you ask it for 12 splits, as the table before shows. But in `split_kv` most of those would be empty. And one number of splits cannot suit a long row and 63 short ones alike; that, too, is for the queue.
 #
