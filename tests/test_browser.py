@@ -149,7 +149,7 @@ def pictures(cell) -> list[str]:
     return images.evaluate_all("images => images.map(i => i.alt)")
 
 
-@pytest.mark.parametrize("name", ["00_paged_kv_cache", "01_split_kv", "02_row_local"])
+@pytest.mark.parametrize("name", ["00_paged_kv_cache", "01_split_kv", "02_row_local", "03_workqueue"])
 def test_saved_lesson_shows_its_pictures_without_a_run(lab, page, name, tmp_path):
     panel = open_lesson(page, lab, name)
     assert pictures(find_cell(page, panel, "import torch"))
@@ -236,6 +236,25 @@ def test_lesson_02_runs_and_its_sliders_play_the_schedule(lab, page, tmp_path):
     expect_picture(page, cell, claim(9, "split_kv"))
     assert len(pictures(cell)) == 1
     cell.screenshot(path=tmp_path / "schedule.png")
+
+
+def test_lesson_03_runs_and_its_sliders_play_the_queue(lab, page, tmp_path):
+    from pkv.viz.schedules import schedule_of
+
+    def claim(rows: int, raggedness: str, splits: int, stage: str) -> str:
+        return schedule_of(rows, 16384, raggedness, splits, 28, stage)[0].alt.split(";")[0]
+
+    panel = open_lesson(page, lab, "03_workqueue")
+    assert run_all(page) == []
+    cell = find_cell(page, panel, "widgets.explore_schedule")
+    assert pictures(cell)[0].startswith(claim(8, "one long", 8, "workqueue"))
+    cell.locator("select").first.select_option("ragged")
+    move(page, cell, 0, 2)
+    expect_picture(page, cell, claim(10, "ragged", 8, "workqueue"))
+    cell.locator("select").nth(1).select_option("flashinfer")
+    expect_picture(page, cell, claim(10, "ragged", 8, "flashinfer"))
+    assert len(pictures(cell)) == 1
+    cell.screenshot(path=tmp_path / "queue.png")
 
 
 def move(page, cell, number: int, steps: int) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from lessonfiles import judged_text, without_source
 
+import pkv
+from pkv.viz import schedules
+
 nbformat = pytest.importorskip("nbformat", reason="the test extra brings nbformat")
 jupytext = pytest.importorskip("jupytext", reason="the test extra brings jupytext")
 pytest.importorskip("nbclient", reason="the test extra brings nbclient")
@@ -134,6 +137,41 @@ def test_reader_predicts_and_links_lead_somewhere(name, lesson):
 def test_code_fits_a_notebook_cell(name, lesson):
     long = [line for cell in code_cells(lesson(name)) for line in cell.source.splitlines() if len(line) > 94]
     assert not long, "a reader would have to scroll sideways"
+
+
+def test_the_answer_of_lesson_03_is_right():
+    """16 ragged rows of up to 256 tokens, in 1 to 32 splits."""
+    card, lengths = schedules.card_with(28), schedules.lengths_of(16, 256, "ragged")
+    assert len(lengths) * schedules.LLAMA3_8B.n_kv_heads == 128
+    assert card.n_sms * card.costs.programs_per_sm == 56
+    options = [{"splits": splits, "gpu": card} for splits in range(1, 33)]
+    queue, grid = (
+        [pkv.simulate(pkv.plan(lengths, schedules.LLAMA3_8B, stage, **o), card).gpu_ms for o in options]
+        for stage in ("workqueue", "row_local")
+    )
+    assert min(queue) == queue[0]
+    assert min(grid) == grid[0]
+    assert queue[14] < queue[15]
+    assert len(set(queue[15:])) == 1
+    assert grid[15:] == sorted(set(grid[15:]))
+
+
+def test_the_answer_of_lesson_04_is_right():
+    """Of equal rows of 65,536 tokens, FlashInfer loses with 8 only: how many of its programs come last, and how late."""
+    shape, card = schedules.LLAMA3_8B, schedules.card_with(28)
+
+    def choice(rows, policy):
+        return pkv.explain(schedules.lengths_of(rows, 65536, "equal"), shape, policy=policy, gpu=card)
+
+    sizes = (1, 2, 4, 8, 16, 32, 64)
+    assert [rows for rows in sizes if choice(rows, "cost").chosen != "flashinfer"] == [8]
+    assert {choice(rows, "paper").chosen for rows in (8, 16, 32, 64)} == {"workqueue"}
+    places = card.n_sms * 2
+    assert places == 56
+    assert [rows * shape.n_kv_heads % places for rows in (8, 16, 64)] == [8, 16, 8]
+    assert 64 * shape.n_kv_heads // places == 9
+    busy = card.costs.memory_gb_per_s / card.costs.flashinfer_program_gb_per_s
+    assert 8 < busy < 16
 
 
 def test_a_rebuilt_notebook_keeps_its_ids(lesson, built):
