@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+import pkv
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -137,7 +139,7 @@ def readme_blocks(language: str) -> list[str]:
 def test_readme_examples_run_one_after_the_other(tmp_path):
     script = tmp_path / "mine.py"
     blocks = readme_blocks("python")
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     script.write_text("".join(blocks))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -145,13 +147,20 @@ def test_readme_examples_run_one_after_the_other(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "torch.Size([3, 8, 64])" in done.stdout
-    assert "'split_kv'" in done.stdout.splitlines()[-1], "the stages"
+    assert str(list(pkv.STAGES)) in done.stdout
+    assert "Timeline of stage workqueue on rtx3060" in done.stdout
+    assert "Policy 'cost' on rtx3060" in done.stdout
+
+
+def test_the_readme_names_every_stage_in_order():
+    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert named == list(pkv.STAGES)
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_prose_writes_commands_as_they_can_be_typed(name):
     """make puts pkv into .venv/bin, which is on no PATH."""
-    assert not re.findall(r"(?<![\w/.-])pkv (?:--help|--version|doctor|demo|plan|lab)\S*", (ROOT / name).read_text())
+    assert not re.findall(r"(?<![\w/.-])pkv (?:--help|--version|doctor|demo|plan|simulate|explain|lab)\S*", (ROOT / name).read_text())
 
 
 def test_lint_reads_all_python_of_the_project_and_none_of_a_reader():

@@ -64,17 +64,17 @@ viz.draw_programs(split)
 # So many splits the plan takes when you do not ask for a number. What does it take for an H200, which has 132 SMs?
 
 # %%
-from pkv.stages.s1_split_kv import BUSY_PROGRAMS
+from pkv.configs import even_programs
 
 for gpu in ("rtx3060", "h200"):
     split = pkv.plan([65536], llama, stage="split_kv", gpu=gpu)
     n_sms, holds = split.gpu.n_sms, split.programs_per_sm
-    used = min(holds, BUSY_PROGRAMS)
+    used = even_programs(holds)
     print(f"{gpu}: {n_sms} SMs x {used} programs / {llama.n_kv_heads} KV heads", end="")
     print(f" = {split.n_items} splits (an SM could hold {holds} programs)")
 
 # %% [markdown]
-# For a single row, the plan takes at most 4 programs per SM (`BUSY_PROGRAMS`), even if an SM could hold more: 4 already keep the memory busy, and each further split leaves one more state to merge. For several rows it takes as many as the SMs can hold, because short rows will leave some of theirs without work. And it never cuts the longest row into splits of less than two tiles.
+# An SM has four schedulers, and a program of ours lives on one of them. Nine programs would give one scheduler three and the others two, and that one ends last. So the plan counts on eight, two for each. And it never cuts the longest row into splits of less than two tiles.
 #
 # ## All rows are cut like the longest
 #

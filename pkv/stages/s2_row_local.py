@@ -27,8 +27,8 @@ from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of
 from pkv.tile import attend_tokens, load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
-# Of 1, 1.5, 2, 3, 4 times and at least 1, 4, 8, 12, 16, 24: the best of both on average over 18 batches, on an H200 and
-# on 28 of its SMs. Where 63 of 64 rows are short, a row_local step takes 0.15 to 0.2 of the time with one fill.
+# The best on average over 18 batches, on an H200 and on 28 of its SMs (data/results/default_cuts.json). With one fill a
+# row of 64k among 63 short ones takes 7 times as long.
 OVERSUBSCRIPTION, LEAST_SPLITS = 3, 12
 
 

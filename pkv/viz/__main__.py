@@ -14,10 +14,11 @@ LENGTHS = [900, 120, 70, 300, 600]
 
 
 def draw_readme() -> Picture:
-    """Two stages, the same rows: cut like the longest, or each length for itself."""
+    """Two stages, the same rows: all cut like the longest, or in shares of equal length that all hold tokens."""
     shape = Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
-    stages = ("split_kv", "length_buckets")
-    return stack([draw_plan(plan(LENGTHS, shape, stage=stage, splits=4, gpu="rtx3060")) for stage in stages])
+    like_the_longest = plan(LENGTHS, shape, stage="split_kv", splits=4, gpu="rtx3060")
+    equal_shares = plan(LENGTHS, shape, stage="workqueue", gpu="rtx3060")
+    return stack([draw_plan(like_the_longest), draw_plan(equal_shares)])
 
 
 if __name__ == "__main__":
