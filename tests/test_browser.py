@@ -149,7 +149,7 @@ def pictures(cell) -> list[str]:
     return images.evaluate_all("images => images.map(i => i.alt)")
 
 
-@pytest.mark.parametrize("name", ["00_paged_kv_cache", "01_split_kv", "02_row_local", "03_workqueue"])
+@pytest.mark.parametrize("name", ["00_paged_kv_cache", "01_split_kv", "02_row_local", "03_workqueue", "04_adaptive"])
 def test_saved_lesson_shows_its_pictures_without_a_run(lab, page, name, tmp_path):
     panel = open_lesson(page, lab, name)
     assert pictures(find_cell(page, panel, "import torch"))
@@ -255,6 +255,26 @@ def test_lesson_03_runs_and_its_sliders_play_the_queue(lab, page, tmp_path):
     expect_picture(page, cell, claim(10, "ragged", 8, "flashinfer"))
     assert len(pictures(cell)) == 1
     cell.screenshot(path=tmp_path / "queue.png")
+
+
+def test_lesson_04_runs_and_its_sliders_choose(lab, page, tmp_path):
+    from pkv.viz.schedules import policy_of
+
+    def claim(rows: int, raggedness: str, policy: str) -> str:
+        return policy_of(rows, 16384, raggedness, policy)[0].alt.split(". ")[0]
+
+    panel = open_lesson(page, lab, "04_adaptive")
+    assert run_all(page) == []
+    cell = find_cell(page, panel, "widgets.explore_policy")
+    assert pictures(cell)[0].startswith(claim(8, "ragged", "cost"))
+    move(page, cell, 0, 1)
+    expect_picture(page, cell, claim(16, "ragged", "cost"))
+    cell.locator("select").nth(0).select_option("equal")
+    expect_picture(page, cell, claim(16, "equal", "cost"))
+    cell.locator("select").nth(1).select_option("paper")
+    expect_picture(page, cell, claim(16, "equal", "paper"))
+    assert len(pictures(cell)) == 1
+    cell.screenshot(path=tmp_path / "policy.png")
 
 
 def move(page, cell, number: int, steps: int) -> None:

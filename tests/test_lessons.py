@@ -157,7 +157,7 @@ def test_the_answer_of_lesson_03_is_right():
 
 
 def test_the_answer_of_lesson_04_is_right():
-    """Of equal rows of 65,536 tokens, FlashInfer loses with 8 only: how many of its programs come last, and how late."""
+    """Equal rows of 65,536 tokens: FlashInfer loses with 8 only; how many of its programs come last, and how late."""
     shape, card = schedules.LLAMA3_8B, schedules.card_with(28)
 
     def choice(rows, policy):
