@@ -173,9 +173,9 @@ def programs_per_sm(shape: Shape, gpu: GpuProfile, tile: int, kernel: str = "spl
 def even_programs(resident: int) -> int:
     """How many of the programs that reside on one SM to count on, so that its four schedulers share them evenly.
 
-    A warp stays with one scheduler: of ten programs of one warp two schedulers get three, and are the last to end. On
-    28 SMs of an H200, cuts for 8 programs per SM beat those for 12 or for 4 (data/results/default_cuts.json); more than 8
-    gain where rows are many, and the queue takes a multiple then.
+    A warp stays with one scheduler: of ten programs of one warp, two schedulers get three, and are the last to end. On
+    28 SMs of an H200, cuts for 8 programs per SM beat those for 12 or 4 (data/results/default_cuts.json). More than 8
+    gain where rows are many; the queue takes a multiple then.
 
     >>> even_programs(10), even_programs(4), even_programs(3)
     (8, 4, 3)
