@@ -50,6 +50,11 @@ class Prediction:
         return sum(self.terms.values())
 
     @property
+    def kernels_ms(self) -> float:
+        """What the GPU's kernels take: gpu_ms without FlashInfer's planning, which serves every layer of a step."""
+        return self.gpu_ms - self.plan
+
+    @property
     def terms(self) -> dict[str, float]:
         """{name: ms}, in the order of the definitions."""
         return {field.name: getattr(self, field.name) for field in fields(self)}

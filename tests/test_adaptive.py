@@ -14,7 +14,7 @@ import pkv
 from pkv.accuracy import Yardstick
 from pkv.gpus import Costs, GpuProfile, load_gpu
 from pkv.stages import s3_workqueue, s4_adaptive, x_flashinfer
-from pkv.stages.s4_adaptive import CANDIDATES, OWN, kernels_ms, paper_route
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, paper_route
 from pkv.stages.x_flashinfer import BackendError
 
 LLAMA = pkv.Shape(32, 8, 128, 16, "float16")
@@ -72,7 +72,7 @@ def test_a_shape_that_flashinfer_refuses_goes_to_a_stage_of_ours():
 )
 def test_the_cheapest_is_taken(lengths):
     explanation = pkv.explain(lengths, LLAMA, policy="cost", gpu="rtx3060")
-    times = {entry.stage: kernels_ms(entry.prediction) for entry in explanation.candidates}
+    times = {entry.stage: entry.prediction.kernels_ms for entry in explanation.candidates}
     assert set(times) == set(CANDIDATES)
     assert times[explanation.chosen] == min(times.values())
     assert times[explanation.fallback] == min(times[name] for name in OWN)
@@ -123,7 +123,7 @@ def test_explain_says_it_in_json_and_in_words():
     assert (told["policy"], told["gpu"], told["chosen"]) == ("cost", "rtx3060", explanation.chosen)
     for entry, candidate in zip(told["candidates"], explanation.candidates, strict=True):
         assert entry["gpu_ms"] == pytest.approx(sum(entry["terms_ms"].values()))
-        assert f"{kernels_ms(candidate.prediction) * 1000:.1f} us" in text
+        assert f"{candidate.prediction.kernels_ms * 1000:.1f} us" in text
     with pytest.raises(TypeError, match=r"shape must be a pkv.Shape, got dict"):
         pkv.explain([5], {})
     with pytest.raises(ValueError, match=r"lengths\[1\] = -1"):

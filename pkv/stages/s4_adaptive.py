@@ -87,7 +87,7 @@ class Explanation:
                 {
                     "stage": candidate.stage,
                     "why_not": candidate.why_not,
-                    "kernels_ms": None if candidate.prediction is None else kernels_ms(candidate.prediction),
+                    "kernels_ms": None if candidate.prediction is None else candidate.prediction.kernels_ms,
                     "gpu_ms": None if candidate.prediction is None else candidate.prediction.gpu_ms,
                     "terms_ms": None if candidate.prediction is None else candidate.prediction.terms,
                 }
@@ -99,12 +99,12 @@ class Explanation:
         """A line for the choice, one for each candidate, the cheapest first."""
         lines = [f"Policy {self.policy!r} on {self.gpu.name}: {self.chosen}, because {self.rule}"]
         known = [(candidate.stage, candidate.prediction) for candidate in self.candidates if candidate.prediction]
-        for stage, prediction in sorted(known, key=lambda pair: kernels_ms(pair[1])):
+        for stage, prediction in sorted(known, key=lambda pair: pair[1].kernels_ms):
             terms = " + ".join(
                 f"{name} {ms * 1000:.1f}" for name, ms in prediction.terms.items() if ms and name != "plan"
             )
             planning = f" (its own planning: {prediction.plan * 1000:.0f})" if prediction.plan else ""
-            lines.append(f"  {stage:<15}{kernels_ms(prediction) * 1000:9.1f} us = {terms or 'nothing to do'}{planning}")
+            lines.append(f"  {stage:<15}{prediction.kernels_ms * 1000:9.1f} us = {terms or 'nothing to do'}{planning}")
         lines += [
             f"  {candidate.stage:<15} cannot: {candidate.why_not}" for candidate in self.candidates if candidate.why_not
         ]
@@ -155,7 +155,7 @@ def by_cost(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -
     """Policy "cost": every stage is planned, compare or not."""
     gpu.needed_costs()
     candidates = tuple(candidate_of(name, lengths, shape, gpu, None, True) for name in CANDIDATES)
-    times = {entry.stage: kernels_ms(entry.prediction) for entry in candidates if entry.prediction is not None}
+    times = {entry.stage: entry.prediction.kernels_ms for entry in candidates if entry.prediction is not None}
     chosen, fallback = min(times, key=times.__getitem__), min(OWN, key=times.__getitem__)
     return Explanation("cost", gpu, chosen, "its predicted time is the least", fallback, candidates)
 
@@ -176,7 +176,7 @@ def paper_route(n_rows: int, longest: int, group: int) -> tuple[str, str]:
     ('workqueue', '8 rows are at least 8')
     """
     if group != PAPER_GROUP:
-        return "flashinfer", f"{group} query heads per KV head are not {PAPER_GROUP}"
+        return "flashinfer", f"query heads per KV head are {group}, not {PAPER_GROUP}"
     if longest < PAPER_LONGEST:
         return "flashinfer", f"the longest row, {longest:,} tokens, is below {PAPER_LONGEST:,}"
     if n_rows <= PAPER_FEW_ROWS:
@@ -195,11 +195,6 @@ def candidate_of(
         return Candidate(name, None, None, reason)
     made = CANDIDATES[name].plan(lengths, shape, gpu=gpu, **({} if splits is None else {"splits": splits}))
     return Candidate(name, made, predict(made, gpu) if timed and gpu.costs is not None else None)
-
-
-def kernels_ms(prediction: Prediction) -> float:
-    """What the GPU's kernels take, in ms. Planning on the host is charged to nobody: a plan serves every layer."""
-    return prediction.gpu_ms - prediction.plan
 
 
 _failed: dict[Any, str] = {}  # what did not work here, and why: not tried again
