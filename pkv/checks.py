@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 LONGEST_ROW = 2**31 - 64  # tokens: the end of a row's last tile is an int32 too
+MOST_SPLITS = 2**16  # of a row; kernels cut rows in 32-bit arithmetic
 Ints: TypeAlias = Sequence[int] | np.ndarray | Tensor
 
 

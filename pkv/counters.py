@@ -16,7 +16,8 @@ class Counters:
     """What a plan costs, counted without running it. Sizes in MiB (2**20 bytes), for one decode step of one layer.
 
     launches: decode and merge kernels. programs: launched, over all KV heads (times Shape.head_blocks where a group is
-    cut); empty_programs: those without a token. waves: programs / (SMs x programs that reside on one SM).
+    cut); empty_programs: those without a token. waves: programs / (SMs x programs that reside on one SM), both of the
+    plan; a simulation may know of fewer (Costs.programs_per_sm).
     cta_per_sm: non-empty items x KV heads / SMs (the paper's).
     useful_kv_mib: K and V of all tokens; padded_kv_mib: bytes of K and V read beyond those.
     merge_state_mib: non-empty items x n_q_heads x (2 + head_dim) x 4 bytes, the paper's measure, unsplit rows included;

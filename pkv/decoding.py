@@ -13,16 +13,16 @@ import torch
 from pkv._triton import INTERPRETED, require_launchable
 from pkv.arguments import check_arrays, check_kernel_shape, check_plan, may_overlap, resolve_scale
 from pkv.cache import PagedKVCache
-from pkv.checks import LONGEST_ROW, Ints, at_least
+from pkv.checks import LONGEST_ROW, MOST_SPLITS, Ints, at_least
 from pkv.gpus import GpuProfile, gpu_of
 from pkv.merging import MOST_DIM_BLOCKS
 from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
 from pkv.stages import STAGES
+from pkv.stages.s4_adaptive import OWN
 
 DEFAULT_STAGE = "row_local"  # the best stage that needs nothing from the host
 LARGEST_GRID = 2**31 - 1
-MOST_SPLITS = 2**16
 INTERPRETER_LOCK = threading.Lock()
 
 
@@ -80,11 +80,11 @@ def run(
     """
     check_arrays(q, cache, out)
     check_plan(q, cache, plan, check)
-    module = find_stage("adaptive" if plan.fallback else plan.stage)
     if check or q.device.type == "cpu":
         cache.validate()
     if not plan._is_sound:
         check_items(plan)
+    module = find_stage("adaptive" if plan.fallback else plan.stage)
     scale = resolve_scale(scale, q.shape[-1])
     if plan.stage != "reference":
         require_launchable(q.device)
@@ -124,7 +124,15 @@ def check_items(plan: Plan) -> None:
     """A plan from elsewhere (JSON, dataclasses.replace) is sound, and its items are those that the kernel will find."""
     plan.validate()
     module = find_stage(plan.stage)
-    fault = module.fault_of_items(plan) if hasattr(module, "fault_of_items") else None
+    fault: str | None
+    if plan.stage == "adaptive":
+        fault = "a plan carries the stage that was chosen, never adaptive itself"
+    elif plan.fallback is not None and (plan.stage != "flashinfer" or plan.fallback not in OWN):
+        fault = f"fallback = {plan.fallback!r} must be None, or a stage of ours for a plan of flashinfer"
+    elif plan.dynamic and (plan.fallback or "dynamic" not in options_of(plan.stage)):
+        fault = "it is dynamic, but its kernel reads the planned lengths, not those of the cache"
+    else:
+        fault = module.fault_of_items(plan) if hasattr(module, "fault_of_items") else None
     if fault:
         raise ValueError(f"plan of stage {plan.stage!r}: {fault}; make it with pkv.plan")
     object.__setattr__(plan, "_is_sound", True)

@@ -6,15 +6,17 @@
 
 import functools
 import json
-import math
+import numbers
 from dataclasses import asdict, dataclass
 from importlib import resources
+from typing import Any
 
 import torch
 
 from pkv.checks import at_least
 
 DEFAULT_GPU = "rtx3060"
+SLOWEST, LARGEST = 1e-6, 1e9  # of costs: beyond, a simulation would lose its digits
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,12 @@ class Costs:
         for name, value in asdict(self).items():
             if name == "programs_per_sm" or (value is None and name == "flashinfer_program_gb_per_s"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"{name} must be a number, got {type(value).__name__}")
             is_rate = name.endswith("gb_per_s")
-            if not math.isfinite(value) or value < 0 or (is_rate and value == 0):
-                raise ValueError(f"{name} = {value} must be {'above 0' if is_rate else '0 or more'}, and finite")
+            least = SLOWEST if is_rate else 0.0
+            if not (least <= value <= LARGEST):  # type: ignore[operator]
+                raise ValueError(f"{name} = {value} must lie in {least:g} .. {LARGEST:g}")
             object.__setattr__(self, name, float(value))
 
 
@@ -97,6 +100,10 @@ class GpuProfile:
     costs: Costs | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise TypeError(f"name must be a str, got {type(self.name).__name__}")
+        if self.costs is not None and not isinstance(self.costs, Costs):
+            raise TypeError(f"costs must be a pkv.gpus.Costs, got {type(self.costs).__name__}")
         object.__setattr__(self, "arch", at_least(1, "arch", self.arch))
         object.__setattr__(self, "n_sms", at_least(1, "n_sms", self.n_sms))
 
@@ -127,19 +134,26 @@ def load_gpu(name: str) -> GpuProfile:
         raise ValueError(
             f"gpu = {name!r} is no shipped profile; choose one of {', '.join(gpu_names())} or pass a GpuProfile"
         )
-    fields = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
+    fields = shipped(name)
     costs = Costs(**fields["costs"]) if "costs" in fields else None
     return GpuProfile(name=name, arch=fields["arch"], n_sms=fields["n_sms"], costs=costs)
+
+
+def shipped(name: str) -> dict[str, Any]:
+    """The file of a shipped profile."""
+    found: dict[str, Any] = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
+    return found
 
 
 @functools.cache
 def _gpu_of_index(index: int) -> GpuProfile:
     properties = torch.cuda.get_device_properties(index)
-    return GpuProfile(
-        name=properties.name.lower().replace(" ", "-"),
-        arch=properties.major * 10 + properties.minor,
-        n_sms=properties.multi_processor_count,
-    )
+    arch, n_sms = properties.major * 10 + properties.minor, properties.multi_processor_count
+    for name in gpu_names():  # a shipped profile is of this card, and has what is known of its costs
+        known = load_gpu(name)
+        if shipped(name)["title"].startswith(f"{properties.name} ") and (known.arch, known.n_sms) == (arch, n_sms):
+            return known
+    return GpuProfile(properties.name.lower().replace(" ", "-"), arch, n_sms)
 
 
 def gpu_of(device: torch.device | None) -> GpuProfile:
@@ -155,4 +169,6 @@ def resolve_gpu(gpu: "str | GpuProfile | None") -> GpuProfile:
     """What the option `gpu=` means: a profile, the name of one, or None for the card at hand."""
     if gpu is None:
         return gpu_of(None)
+    if not isinstance(gpu, str | GpuProfile):
+        raise TypeError(f"gpu must be a profile's name or a pkv.GpuProfile, got {gpu!r}")
     return load_gpu(gpu) if isinstance(gpu, str) else gpu

@@ -64,34 +64,41 @@ def _fault_of_coverage(plan: "Plan") -> str | None:
 
 def _fault_of_launches(plan: "Plan") -> str | None:
     items_per_row = np.diff(plan.partial_offsets)
-    decoded: set[int] = set()
+    to_decode = items_per_row.copy()  # items of each row that no launch has decoded yet
+    order = np.arange(plan.n_items) if plan.item_order is None else plan.item_order
     merged: set[int] = set()
     n_programs = 0
     for launch in plan.launches:
-        rows = set(launch.rows)
         if launch.kernel not in ("decode", "merge"):
             return f"unknown kernel {launch.kernel!r} (decode or merge)"
-        if not rows <= set(range(plan.n_rows)) or len(rows) < len(launch.rows):
+        if not set(launch.rows) <= set(range(plan.n_rows)) or len(set(launch.rows)) < len(launch.rows):
             return f"a {launch.kernel} launch names rows twice, or outside 0:{plan.n_rows}"
         fault = _fault_of_splits(launch, items_per_row)
         if fault:
             return fault
         if launch.kernel == "merge":
-            for row in set(row for row in rows if items_per_row[row]) - decoded | rows & merged:
-                return f"row {row} is merged {'twice' if row in merged else 'before it is decoded'}"
-            merged |= rows
+            for row in launch.rows:
+                if to_decode[row] or row in merged:
+                    return f"row {row} is merged {'twice' if row in merged else 'before it is decoded'}"
+            merged |= set(launch.rows)
             continue
-        if launch.begin != n_programs or launch.n_splits not in (0, (launch.end - launch.begin) / max(len(rows), 1)):
-            programs = f"{launch.begin}:{launch.end}"
+        programs = f"{launch.begin}:{launch.end}"
+        if launch.begin != n_programs or launch.n_splits not in (
+            0,
+            (launch.end - launch.begin) / max(len(launch.rows), 1),
+        ):
             return f"the decode launch of programs {programs} does not follow {n_programs}, or fit its rows"
+        if not launch.begin <= launch.end <= plan.n_programs:
+            return f"the decode launch of programs {programs} ends outside 0:{plan.n_programs}"
         n_programs = launch.end
-        decoded |= rows
+        mine = order[plan.program_offsets[launch.begin] : plan.program_offsets[launch.end]]
+        to_decode -= np.bincount(plan.items[mine, 0], minlength=plan.n_rows).astype(to_decode.dtype)
+        for row in set(plan.items[mine, 0].tolist()) - set(launch.rows):
+            return f"the decode launch of programs {programs} has items of row {row}, which it does not name"
     if not plan.launches and (plan.stage == "reference" or not plan.lengths.any()):
         return None  # PyTorch needs no launch of ours, and rows without tokens need none at all
     if n_programs != plan.n_programs:
         return f"decode launches cover the programs 0:{n_programs} of 0:{plan.n_programs}"
-    for row in set(np.flatnonzero(plan.lengths).tolist()) - decoded:
-        return f"row {row} is never decoded"
     for row in set(np.flatnonzero(items_per_row > 1).tolist()) - merged:
         return f"row {row} is split but never merged"
     for row in set(np.flatnonzero(items_per_row == 0).tolist()) - merged:
@@ -114,13 +121,15 @@ def as_table(plan: "Plan") -> str:
     """The plan as text: a head line, its counters, one line per row."""
     counters = plan.counters
     bound = "at most " if plan.dynamic else ""
+    kernel = f" ({plan.variant})" if plan.variant else ""
     lines = [
-        f"Plan of stage {plan.stage}: {plan.n_rows} rows, {bound}{int(plan.lengths.sum(dtype=np.int64)):,} tokens, "
-        f"{plan.n_items} items x {plan.shape.n_kv_heads} KV heads, tiles of {plan.tile}",
+        f"Plan of stage {plan.stage}{kernel}: {plan.n_rows} rows, {bound}{int(plan.lengths.sum(dtype=np.int64)):,} "
+        f"tokens, {plan.n_items} items x {plan.shape.n_kv_heads} KV heads, tiles of {plan.tile}",
         f"  {plan.shape}",
         f"  planned for {plan.gpu.name}: {plan.gpu.n_sms} SMs, {plan.programs_per_sm} programs each",
         f"  launches {counters.launches} | programs {counters.programs} ({counters.empty_programs} empty) | "
         f"waves {counters.waves:.3g} | programs with tokens per SM {counters.cta_per_sm:.3g}",
+        *([f"  {plan.explanation.splitlines()[0]}"] if plan.explanation else []),
         f"  useful KV {size(counters.useful_kv_mib)} | partial states moved {size(counters.merge_moved_mib)}",
         f"  {'row':>5} {'tokens':>8} {'items':>6}  token ranges",
     ]

@@ -45,10 +45,10 @@ def fields_from_json(text: str) -> dict[str, Any]:
         found = data.pop("format")
     except (ValueError, AttributeError, KeyError, TypeError) as error:
         raise no_plan(error) from None
-    if found != FORMAT:
+    if type(found) is not int or found != FORMAT:
         raise ValueError(f"plan format {found}, this pkv reads {FORMAT}: update pkv, or make the plan again")
     try:
-        order, fallback = data.pop("item_order"), data.pop("fallback")
+        order, fallback = data.pop("item_order"), data.pop("fallback", None)
         fields = {
             "stage": _of_type(str, "stage", data.pop("stage")),
             "shape": Shape(**data.pop("shape")),
@@ -56,8 +56,8 @@ def fields_from_json(text: str) -> dict[str, Any]:
             "programs_per_sm": _of_type(int, "programs_per_sm", data.pop("programs_per_sm")),
             "tile": _of_type(int, "tile", data.pop("tile")),
             "dynamic": _of_type(bool, "dynamic", data.pop("dynamic")),
-            "variant": _of_type(str, "variant", data.pop("variant")),
-            "explanation": _of_type(str, "explanation", data.pop("explanation")),
+            "variant": _of_type(str, "variant", data.pop("variant", "")),
+            "explanation": _of_type(str, "explanation", data.pop("explanation", "")),
             "fallback": None if fallback is None else _of_type(str, "fallback", fallback),
             "items": _array("items", data.pop("items")).reshape(-1, 3),
             "item_order": None if order is None else _array("item_order", order),

@@ -147,6 +147,8 @@ class Plan:
 
     def diff(self, other: "Plan") -> list[str]:
         """What differs, one readable line each; empty for equal plans."""
+        if not isinstance(other, Plan):
+            raise TypeError(f"other must be a pkv.Plan, got {type(other).__name__}")
         lines = []
         others = other.to_dict()
         for name, mine in self.to_dict().items():

@@ -105,8 +105,9 @@ class Timeline:
 def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
     """Play `plan` on `gpu`, a profile with costs or the name of one; the same plan always gives the same Timeline.
 
-    SMs and costs are gpu's, the programs that reside on an SM are the plan's own. A plan without launches (no rows)
-    takes no time. ValueError for a profile without costs, and for a plan of stage reference, which has no kernel.
+    SMs and costs are gpu's, and so is the number of programs that reside on an SM, where the costs name it; else it is
+    the plan's. A plan without launches (no rows) takes no time. ValueError for a profile without costs, and for a plan
+    of stage reference, which has no kernel.
     """
     profile = resolve_gpu(gpu)
     costs = costs_for(plan, profile)

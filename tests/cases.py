@@ -84,16 +84,22 @@ def stage_params(*wanted: dict[str, Any], only: set[str] = frozenset()) -> list[
     for stage in pkv.STAGES:
         if not only <= options_of(stage):
             continue
-        marks = [pytest.mark.gpu] if stage in NEEDS_GPU else []
         for options in wanted or ({},):
             if set(options) <= options_of(stage):
                 suffix = "".join(f"-{name}{value}" for name, value in options.items())
-                params.append(pytest.param(stage, options, id=stage + suffix, marks=marks))
+                params.append(pytest.param(stage, options, id=stage + suffix, marks=marks_of(stage)))
     return params
 
 
 def stages() -> list[Any]:
-    return [pytest.param(name, marks=[pytest.mark.gpu] if name in NEEDS_GPU else []) for name in pkv.STAGES]
+    return [pytest.param(name, marks=marks_of(name)) for name in pkv.STAGES]
+
+
+def marks_of(stage: str) -> list[Any]:
+    """On a CPU adaptive runs the kernels of other stages, which are tested by themselves: there it can wait."""
+    if stage in NEEDS_GPU:
+        return [pytest.mark.gpu]
+    return [pytest.mark.slow] if stage == "adaptive" and DEVICE.type == "cpu" else []
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -182,7 +182,7 @@ def test_what_fails_once_is_replaced_with_one_warning_and_not_tried_again(monkey
     plans = asked(monkeypatch, BackendError("stage 'flashinfer': FlashInfer's plan() failed: no nvcc"))
     q, cache = batch(Case("fails", [40, 0, 7]))
     yardstick = Yardstick(q, cache)
-    with pytest.warns(UserWarning, match=r"takes workqueue in place of flashinfer from now on: .*no nvcc") as caught:
+    with pytest.warns(UserWarning, match=r"takes workqueue in place of flashinfer: .*no nvcc") as caught:
         assert yardstick.measure(*pkv.decode(q, cache, stage="adaptive", return_lse=True)).ok
     assert (len(caught), len(plans)) == (1, 1)
     with warnings.catch_warnings():
@@ -246,3 +246,89 @@ def test_a_winner_of_ours_runs_as_itself(launched):
     assert all(torch.equal(a, b) for a, b in zip(want, pkv.run(q, cache, made), strict=True))
     assert launched == ["workqueue", made.stage]
     assert np.array_equal(made.items, pkv.plan([40, 7], made.shape, stage=made.stage, gpu="rtx3060").items)
+
+
+def test_what_may_pass_is_tried_again(monkeypatch, forgetful):
+    short = BackendError("FlashInfer's plan() failed")
+    short.__cause__ = torch.OutOfMemoryError("out of memory")
+    plans = asked(monkeypatch, short)
+    q, cache = batch(Case("short-of-memory", [40]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            assert Yardstick(q, cache).measure(*pkv.decode(q, cache, stage="adaptive", return_lse=True)).ok
+    assert len(plans) == 2
+
+
+def test_lengths_that_flashinfer_cannot_count_go_to_a_stage_of_ours():
+    longest = 2**31 - 64
+    for policy in ("paper", "cost"):
+        found = pkv.explain([longest] * 3, LLAMA, policy=policy, gpu="rtx3060")
+        assert found.chosen in OWN
+        assert "counts in 32 bits" in str(found)
+        assert pkv.plan([longest] * 3, LLAMA, stage="adaptive", policy=policy, gpu="rtx3060").stage in OWN
+    assert pkv.explain([longest] * 8, LLAMA, gpu="rtx3060").chosen == "workqueue"
+
+
+def test_the_explanation_of_a_plan_says_nothing_untrue():
+    made = pkv.plan([5, 40], LLAMA, stage="adaptive", gpu="rtx3060")
+    assert "no costs" not in made.explanation
+    assert made.explanation.splitlines()[0] in str(made), "and the plan's table has the reason"
+    assert "(tensor-core)" in str(made)
+
+
+def test_candidates_are_listed_by_their_time():
+    found = pkv.explain([16384] + [900] * 7, LLAMA, policy="cost", gpu="rtx3060")
+    listed = [line.split()[0] for line in str(found).splitlines()[1:] if " us = " in line]
+    times = {entry.stage: entry.prediction.kernels_ms for entry in found.candidates}
+    assert listed == sorted(times, key=times.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes", "message"),
+    [
+        ("flashinfer", {"fallback": "nonsense"}, r"fallback = 'nonsense' must be None, or a stage of ours"),
+        ("flashinfer", {"fallback": "adaptive"}, r"fallback = 'adaptive' must be None, or a stage of ours"),
+        ("flashinfer", {"fallback": "workqueue", "dynamic": True}, r"it is dynamic, but its kernel reads"),
+        ("flashinfer", {"dynamic": True}, r"it is dynamic, but its kernel reads the planned lengths"),
+        ("flashinfer", {"variant": "x"}, r"no kernel 'x'"),
+        ("workqueue", {"fallback": "workqueue"}, r"fallback = 'workqueue' must be None"),
+        ("workqueue", {"dynamic": True}, r"it is dynamic, but its kernel reads the planned lengths"),
+        ("length_buckets", {"dynamic": True}, r"it is dynamic, but its kernel reads the planned lengths"),
+        ("workqueue", {"stage": "adaptive"}, r"a plan carries the stage that was chosen, never adaptive itself"),
+    ],
+)
+def test_a_plan_that_was_tampered_with_is_refused(stage, changes, message, launched):
+    q, cache = batch(Case("tampered", [5, 40, 100], n_q_heads=8))
+    made = pkv.plan([5, 40, 100], pkv.Shape.of(q, cache), stage=stage, gpu="rtx3060")
+    for other in (
+        dataclasses.replace(made, **changes),
+        pkv.Plan.from_json(dataclasses.replace(made, **changes).to_json()),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pkv.run(q, cache, other)
+    assert launched == []
+
+
+def test_a_requeued_plan_is_the_queues_own(launched):
+    q, cache = batch(Case("requeued", [40, 7]))
+    made = s3_workqueue.requeue(pkv.plan([40, 7], pkv.Shape.of(q, cache), stage="adaptive"))
+    assert (made.stage, made.variant, made.explanation, made.fallback) == ("workqueue", "", "", None)
+    pkv.run(q, cache, made)
+    assert launched == ["workqueue"]
+
+
+def test_the_card_at_hand_brings_its_shipped_costs(monkeypatch):
+    from types import SimpleNamespace
+
+    from pkv import gpus
+
+    def of(name, major, minor, n_sms):
+        properties = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=n_sms)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+        return gpus._gpu_of_index.__wrapped__(0)
+
+    assert of("NVIDIA GeForce RTX 3060", 8, 6, 28) == load_gpu("rtx3060")
+    assert of("NVIDIA H200", 9, 0, 132) == load_gpu("h200")
+    assert of("NVIDIA H200", 9, 0, 28) == GpuProfile("nvidia-h200", 90, 28)  # a slice of it is another card
+    assert of("NVIDIA GeForce RTX 3060 Ti", 8, 6, 38).costs is None

@@ -165,12 +165,11 @@ def test_every_other_configuration(fresh, arch, tile, kernel, record_property):
 
 
 def test_programs_of_several_items_do_not_spill_either(fresh):
-    """Up to 16 query heads a program; with 32, whose plans nobody makes yet, a few registers spill."""
-    keys = [key for key in every_key() if key.tile == DEFAULT_TILE and key.block_h <= 16]
-    for key, made in zip(
-        keys, compiled(fresh, 86, [key_job(key, "workqueue, several items") for key in keys]), strict=True
-    ):
-        assert fault_of(key, 86, made) is None, key
+    """But for 32 heads of head_dim 256, whose programs have as many warps as help: a few bytes, and no plan of ours."""
+    keys = [key for key in every_key() if key.tile == DEFAULT_TILE and (key.block_h, key.block_d) != (32, 256)]
+    jobs = [key_job(key, "workqueue, several items") for key in keys]
+    spilled = {str(key): made.spilled for key, made in zip(keys, compiled(fresh, 86, jobs), strict=True)}
+    assert set(spilled.values()) == {0}, spilled
 
 
 VARIANTS = {

@@ -537,7 +537,7 @@ def test_cpu_tensors_are_refused_before_anything(registered):
 
 def test_not_installed(fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
-    remedy = r"stage 'flashinfer': FlashInfer is not installed: pip install 'pkv\[gpu\]'; or choose another stage"
+    remedy = r"stage 'flashinfer': FlashInfer is not installed: pip install flashinfer-python; or choose another stage"
     with pytest.raises(stage.BackendError, match=remedy):
         run(*ramp([5]))
 

@@ -118,7 +118,7 @@ def test_adaptive_without_flashinfer(monkeypatch):
     """Hidden, as where it is not installed: the same results by a stage of ours, and one warning."""
     monkeypatch.setattr(s4_adaptive, "_failed", {})
     monkeypatch.setattr(s4_adaptive, "_warned", set())
-    monkeypatch.setattr(x_flashinfer, "imported", lambda: "FlashInfer is not installed: pip install 'pkv[gpu]'")
+    monkeypatch.setattr(x_flashinfer, "imported", lambda: "FlashInfer is not installed: pip install flashinfer-python")
     q, cache = llama([9000, 300, 0, 5000])
     with pytest.warns(UserWarning, match="takes workqueue in place of flashinfer.*not installed") as caught:
         result = pkv.decode(q, cache, stage="adaptive", return_lse=True)

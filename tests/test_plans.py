@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import json
+import pickle
 import re
 
 import numpy as np
@@ -423,7 +425,20 @@ DECODE, MERGE = Launch("decode", (0, 1), 0, 4, 2), Launch("merge", (0, 1), n_spl
         ({"launches": (Launch("decode", (0, 1), 0, 4, 4), MERGE)}, r"row 0 has 2 items, its decode launch 4 splits"),
         ({"launches": (Launch("decode", (0,), 0, 4, 2), MERGE)}, r"programs 0:4 does not follow 0, or fit its rows"),
         ({"launches": (Launch("decode", (0, 0), 0, 4, 2), MERGE)}, r"names rows twice"),
-        ({"launches": (Launch("decode", (0,), 0, 4), MERGE)}, r"row 1 is merged before it is decoded"),
+        (
+            {"launches": (Launch("decode", (0,), 0, 4), MERGE)},
+            r"programs 0:4 has items of row 1, which it does not name",
+        ),
+        (
+            {"launches": (Launch("decode", (0,), 0, 2), MERGE, Launch("decode", (1,), 2, 4))},
+            r"row 1 is merged before it",
+        ),
+        (
+            {"launches": (Launch("decode", (0, 1), 0, 2), MERGE, Launch("decode", (), 2, 4))},
+            r"row 1 is merged before it",
+        ),
+        ({"launches": (Launch("decode", (0, 1), 0, 5), MERGE)}, r"programs 0:5 ends outside 0:4"),
+        ({"launches": (Launch("decode", (0, 1), 0, 6), Launch("decode", (0, 1), 6, 4), MERGE)}, r"ends outside 0:4"),
         ({"launches": (MERGE, DECODE)}, r"row 0 is merged before it is decoded"),
         ({"launches": (DECODE, Launch("merge", (0, 1), n_splits=1))}, r"row 0 has 2 items, its merge launch at most 1"),
         ({"tile": 0}, r"tile 0"),
@@ -547,3 +562,35 @@ def test_shape_of_tensors():
 def test_bad_shapes(sizes, error, message):
     with pytest.raises(error, match=message):
         pkv.Shape(*sizes)
+
+
+def test_copies_are_without_what_running_made_and_stay_read_only():
+    plan = pkv.plan([5, 40], SHAPE, splits=2)
+    plan.tensor("items", torch.device("cpu"))
+    for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        assert other == plan
+        assert (plan._kept != {}, other._kept) == (True, {})
+        with pytest.raises(ValueError, match="read-only"):
+            other.items[0] = 1
+
+
+def test_a_plan_of_the_first_format_is_still_read():
+    data = json.loads(pkv.plan([5, 40], SHAPE, splits=2).to_json())
+    for name in ("variant", "explanation", "fallback"):
+        del data[name]
+    assert pkv.Plan.from_json(json.dumps(data)) == pkv.plan([5, 40], SHAPE, splits=2)
+    for wrong in (True, 1.0, 2):
+        with pytest.raises(ValueError, match="plan format"):
+            pkv.Plan.from_json(json.dumps({**data, "format": wrong}))
+
+
+@pytest.mark.parametrize("wrong", [5, b"rtx3060", True, {}])
+def test_a_gpu_that_is_none_is_named(wrong):
+    plan = pkv.plan([5], SHAPE)
+    for ask in (lambda: pkv.simulate(plan, gpu=wrong), lambda: pkv.explain([5], SHAPE, gpu=wrong)):
+        with pytest.raises(TypeError, match=r"gpu must be a profile's name or a pkv.GpuProfile"):
+            ask()
+    with pytest.raises(TypeError, match=r"plan must be a pkv.Plan, got int"):
+        pkv.simulate(5)
+    with pytest.raises(TypeError, match=r"other must be a pkv.Plan, got str"):
+        plan.diff("x")

@@ -209,7 +209,7 @@ def test_one_of_a_thing_does_what_one_does():
     one_sm = pkv.GpuProfile("tiny", 86, 1)
     plan = pkv.plan([5], SINGLE, splits=2, gpu=one_sm)
     drawn, programs = viz.draw_plan(plan), viz.draw_programs(plan)
-    assert drawn.alt.startswith("split_kv: 1 row becomes 2 items")
+    assert drawn.alt.startswith("row_local: 1 row becomes 2 items")
     assert "; 1 program is empty." in drawn.alt
     assert ": 1 SM holds " in drawn.alt
     assert "2 programs, 1 of them without a token: the one SM gets work." in programs.alt

@@ -18,7 +18,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pkv.configs import ConfigKey, TileConfig, choose_config, every_key
+from pkv.configs import MOST_WARPS, ConfigKey, TileConfig, choose_config, every_key
 from pkv.gpus import GpuProfile
 from pkv.launching import kernel_shape
 from pkv.shapes import Shape
@@ -99,7 +99,8 @@ def compile_entry(
     constants |= {(names.index(name),): None for name, entry in OWN_ARGUMENTS[kernel].items() if entry is None}
     constants[(names.index("SHAPE"),)] = sizes
     source = ASTSource(KERNELS[kernel], signature, constants, attributes)
-    options = {"num_warps": config.num_warps}
+    several = kernel == "workqueue, several items"  # which is launched with twice the warps
+    options = {"num_warps": min(2 * config.num_warps, MOST_WARPS) if several else config.num_warps}
     made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     ptx = made.asm["ptx"]
     registers, stack = resource_usage(made.asm["cubin"])

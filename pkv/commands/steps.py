@@ -85,10 +85,18 @@ def steps_from(args: argparse.Namespace) -> Steps:
     return Steps(steps_of(requests, used["max_active"], used["steps"]), {"trace": args.trace} | used)
 
 
+def is_there(path: Path) -> bool:
+    """Is it a file? A name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
 def requests_of_file(name: str, given: dict[str, int]) -> tuple[Request, ...]:
     """The first --requests of a file, all without that option."""
     path = Path(name)
-    if not path.exists():
+    if not is_there(path):
         similar = difflib.get_close_matches(name, TRACES, n=1)
         hint = f": did you mean {similar[0]}?" if similar else ""
         raise CommandError(f"--trace {quoted(name)} is neither a file nor one of {', '.join(TRACES)}{hint}")

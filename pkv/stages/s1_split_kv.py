@@ -16,6 +16,7 @@ import torch
 
 from pkv._triton import tl, triton
 from pkv.cache import PagedKVCache
+from pkv.checks import MOST_SPLITS
 from pkv.configs import choose_tile, even_programs, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.launching import KernelArgs
@@ -90,8 +91,8 @@ def indices_of(rows: npt.NDArray[np.int64], partial_offsets: Int32Array, n_split
 def fault_of_items(plan: Plan) -> str | None:
     """Where the plan's items are not those that the kernel cuts; None if they agree."""
     for launch in plan.launches:
-        if launch.n_splits < 1:
-            return f"a {launch.kernel} launch has no splits"
+        if not 1 <= launch.n_splits <= MOST_SPLITS:
+            return f"a {launch.kernel} launch has no splits, or more than {MOST_SPLITS}"
         rows = np.array(launch.rows, dtype=np.int64)
         lengths = plan.lengths[rows]
         cut = split_items(lengths, int(lengths.max(initial=0)), launch.n_splits, plan.tile)
@@ -99,7 +100,19 @@ def fault_of_items(plan: Plan) -> str | None:
         fault = fault_of_cut(rows.tolist(), planned, cut, launch.n_splits)
         if fault:
             return fault
+        mine = indices_of(rows, plan.partial_offsets, launch.n_splits)
+        if launch.kernel == "decode" and not np.array_equal(items_of_programs(plan)[launch.begin : launch.end], mine):
+            return (
+                f"the programs {launch.begin}:{launch.end} do not have one item each, in the order of the launch's rows"
+            )
     return None
+
+
+def items_of_programs(plan: Plan) -> npt.NDArray[np.int64]:
+    """The item of each program; -1 for all of them if some program has none, or several."""
+    if not np.array_equal(plan.program_offsets, np.arange(plan.n_items + 1)):
+        return np.full(plan.n_programs, -1)
+    return np.arange(plan.n_items) if plan.item_order is None else plan.item_order.astype(np.int64)
 
 
 def fault_of_cut(rows: list[int], planned: Int32Array, cut: Int32Array, n_splits: int) -> str | None:
@@ -133,10 +146,11 @@ def split_kv_kernel(
     if row_ids is not None:
         row = tl.load(row_ids + row)
     # which tokens are mine: this split's share of the longest row, as far as my row reaches
-    n_tiles = tl.cdiv(longest, SHAPE.BLOCK_N)
+    n_tiles = tl.cdiv(longest, SHAPE.BLOCK_N).to(tl.int64)
+    begin = (n_tiles * split // n_splits * SHAPE.BLOCK_N).to(tl.int32)
+    end = (n_tiles * (split + 1) // n_splits * SHAPE.BLOCK_N).to(tl.int64)
     length = tl.load(cache.lengths.ptr + row.to(tl.int64) * cache.lengths.strides[0])
-    begin = first_tile(split, n_splits, n_tiles) * SHAPE.BLOCK_N
-    end = tl.minimum(first_tile(split + 1, n_splits, n_tiles) * SHAPE.BLOCK_N, length)
+    end = tl.minimum(end, length.to(tl.int64)).to(tl.int32)
     # the maths, the same in every stage
     query = load_query(q, row, grid_head, SHAPE)
     out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
@@ -144,13 +158,6 @@ def split_kv_kernel(
         store_state(result, row, grid_head, out, lse, SHAPE, False)
     else:
         store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE, True)
-
-
-@triton.jit
-def first_tile(split, n_splits, n_tiles):
-    """n_tiles * split // n_splits without its 64-bit division, which is slow: n_splits is at most 2**16."""
-    remainder = (n_tiles % n_splits).to(tl.uint32) * split.to(tl.uint32)
-    return n_tiles // n_splits * split + (remainder // n_splits.to(tl.uint32)).to(tl.int32)
 
 
 @triton.jit

@@ -17,13 +17,14 @@ import torch
 
 from pkv._triton import tl, triton
 from pkv.cache import PagedKVCache
+from pkv.checks import MOST_SPLITS
 from pkv.configs import choose_tile, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.launching import KernelArgs
 from pkv.merging import launch_merge
 from pkv.plans import Int32Array, Plan
 from pkv.shapes import Shape
-from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, first_tile, launches_of
+from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, launches_of
 from pkv.tile import attend_tokens, load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
@@ -101,10 +102,12 @@ def own_items(lengths: Int32Array, n_splits: "int | npt.NDArray[np.int64]", tile
 def fault_of_items(plan: Plan) -> str | None:
     """Where the plan's items are not those that the kernel cuts; None if they agree."""
     for launch in plan.launches:
-        if launch.n_splits < 1 or launch.rows != tuple(range(plan.n_rows)):
-            return f"a {launch.kernel} launch must name all rows in order, and their splits"
+        if not 1 <= launch.n_splits <= MOST_SPLITS or launch.rows != tuple(range(plan.n_rows)):
+            return f"a {launch.kernel} launch must name all rows in order, and their splits, at most {MOST_SPLITS}"
     if not plan.launches:
         return None
+    if not np.array_equal(items_of_programs(plan), np.arange(plan.n_items)):
+        return "its programs do not have one item each, as listed"
     n_splits = plan.launches[0].n_splits
     return fault_of_cut(list(range(plan.n_rows)), plan.items, own_items(plan.lengths, n_splits, plan.tile), n_splits)
 
@@ -131,6 +134,13 @@ def row_local_kernel(q, cache, result, partials, partial_offsets, n_splits, qk_s
             store_state(result, row, grid_head, out, lse, SHAPE, False)
         else:
             store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE, True)
+
+
+@triton.jit
+def first_tile(split, n_splits, n_tiles):
+    """n_tiles * split // n_splits without a 64-bit division, which may spill registers; n_splits is at most 2**16."""
+    remainder = (n_tiles % n_splits).to(tl.uint32) * split.to(tl.uint32)
+    return n_tiles // n_splits * split + (remainder // n_splits.to(tl.uint32)).to(tl.int32)
 
 
 def launch(

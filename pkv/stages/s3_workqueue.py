@@ -20,7 +20,7 @@ import torch
 
 from pkv._triton import tl, triton
 from pkv.cache import PagedKVCache
-from pkv.configs import choose_tile, even_programs, programs_per_sm
+from pkv.configs import MOST_WARPS, choose_tile, even_programs, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.launching import KernelArgs
 from pkv.merging import launch_merge
@@ -134,10 +134,12 @@ def queue_launches(row_items: npt.NDArray[np.int64], n_programs: int, most_items
 
 
 def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None) -> Plan:
-    """The items of any stage's plan, for the queue's kernel: one item per program, in two launches.
+    """The items of another stage's plan, for the queue's kernel: one item per program, in two launches.
 
-    drop_empty: leave out items without a token. ordering: one of ORDERINGS; None keeps the plan's own order.
+    drop_empty: leave out items without a token. ordering: one of ORDERINGS; None keeps the plan's own order. ValueError
+    where the plan's tile is none of ours (reference, and flashinfer with some pages).
     """
+    choose_tile(plan.tile)
     is_kept = plan.items[:, 1] < plan.items[:, 2] if drop_empty else np.ones(plan.n_items, dtype=bool)
     items = plan.items[is_kept]
     row_items = np.bincount(items[:, 0], minlength=plan.n_rows)
@@ -157,6 +159,9 @@ def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None
         item_order=order,
         launches=queue_launches(row_items, len(items), int(np.diff(plan.partial_offsets).max(initial=0))),
         dynamic=False,
+        variant="",
+        explanation="",
+        fallback=None,
     )
 
 
@@ -207,6 +212,8 @@ def launch(
     items = plan.tensor("items", q.device)
     program_offsets = None if one_each else plan.tensor("program_offsets", q.device)
     item_order = None if plan.item_order is None else plan.tensor("item_order", q.device)
+    if not one_each:  # the loop over items takes registers, which more warps share
+        args.options["num_warps"] = min(2 * args.options["num_warps"], MOST_WARPS)
     for step in plan.launches:
         if step.kernel == "merge":
             row_ids = plan.rows_tensor(step, q.device)

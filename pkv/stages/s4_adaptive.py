@@ -30,7 +30,7 @@ from pkv.plans import Int32Array, Plan, int_lengths
 from pkv.shapes import Shape
 from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, x_flashinfer
 from pkv.stages.x_flashinfer import BackendError
-from pkv.stages.x_flashinfer_rules import why_not
+from pkv.stages.x_flashinfer_rules import fault_of_lengths, why_not
 
 PLANNED_ON = "host"
 POLICIES = ("paper", "cost")
@@ -108,10 +108,12 @@ class Explanation:
         lines += [
             f"  {candidate.stage:<15} cannot: {candidate.why_not}" for candidate in self.candidates if candidate.why_not
         ]
-        if not known:
+        if self.gpu.costs is None:
             lines.append(f"  no predictions: {self.gpu.name} has no costs")
         if self.chosen == "flashinfer":
-            lines.append(f"  Where FlashInfer does not work, {self.fallback} runs in its place.")
+            lines.append(
+                f"  Where FlashInfer does not work, {self.fallback} runs in its place, by its own default cut."
+            )
         return "\n".join(lines)
 
 
@@ -143,7 +145,7 @@ def by_paper(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) 
     n_rows = int((lengths > 0).sum())
     chosen, rule = paper_route(n_rows, int(lengths.max(initial=0)), shape.group)
     fallback = "length_buckets" if n_rows <= PAPER_FEW_ROWS else "workqueue"
-    reason = why_not(shape) if chosen == "flashinfer" else None
+    reason = cannot(lengths, shape) if chosen == "flashinfer" else None
     if reason is not None:
         chosen, rule = fallback, f"{rule}, and FlashInfer cannot do this: {reason}"
     names = CANDIDATES if compare else [chosen]
@@ -186,11 +188,16 @@ def paper_route(n_rows: int, longest: int, group: int) -> tuple[str, str]:
     return "flashinfer", f"{n_rows} rows lie between {PAPER_FEW_ROWS} and {PAPER_MANY_ROWS}"
 
 
+def cannot(lengths: Int32Array, shape: Shape) -> str | None:
+    """Why FlashInfer cannot decode these rows, or None if it can."""
+    return why_not(shape) or fault_of_lengths(lengths, shape)
+
+
 def candidate_of(
     name: str, lengths: Int32Array, shape: Shape, gpu: GpuProfile, splits: int | None, timed: bool
 ) -> Candidate:
     """One stage's plan of the step; timed: with its predicted time, where the GPU's costs are known."""
-    reason = why_not(shape) if name == "flashinfer" else None
+    reason = cannot(lengths, shape) if name == "flashinfer" else None
     if reason is not None:
         return Candidate(name, None, None, reason)
     made = CANDIDATES[name].plan(lengths, shape, gpu=gpu, **({} if splits is None else {"splits": splits}))
@@ -210,11 +217,14 @@ def launch(
         try:
             return x_flashinfer.launch(q, cache, plan, scale, out, lse)
         except BackendError as error:
-            _failed[key] = str(error)
-    if _failed[key] not in _warned:
-        _warned.add(_failed[key])
-        message = f"stage 'adaptive' takes {plan.fallback} in place of flashinfer from now on: {_failed[key]}"
-        warnings.warn(message, stacklevel=4)
+            reason = str(error)
+            if not isinstance(error.__cause__, torch.OutOfMemoryError):  # which may pass
+                _failed[key] = reason
+    else:
+        reason = _failed[key]
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"stage 'adaptive' takes {plan.fallback} in place of flashinfer: {reason}", stacklevel=4)
     assert plan.fallback is not None
     own = plan._kept.get("fallback")
     if own is None:

@@ -108,7 +108,9 @@ def launch(
     ready = prepare(plan, cache, scale)
     with ENQUEUE, explained("run"):
         torch.take(cache.block_table, ready.positions, out=ready.indices)
-        _, lse_base_2 = ready.wrapper.run(q, (cache.k_pages, cache.v_pages), out=target, return_lse=True)
+        result, lse_base_2 = ready.wrapper.run(q, (cache.k_pages, cache.v_pages), out=target, return_lse=True)
+        if result.data_ptr() != target.data_ptr() or lse_base_2.shape != lse.shape:
+            raise ValueError(f"this version returns out elsewhere, or lse {list(lse_base_2.shape)}")
     torch.mul(lse_base_2, math.log(2), out=lse)
     if target is not out:
         out.copy_(target)
@@ -134,8 +136,7 @@ class Prepared:
 def prepare(plan: Plan, cache: PagedKVCache, scale: float) -> Prepared:
     """The plan's wrapper for caches like this one: made at the first launch, then kept with the plan.
 
-    One for each stream, since a wrapper's buffers hold one launch at a time. A captured graph takes what was made
-    before the capture.
+    One for each stream, as its buffers hold one launch at a time; a captured graph takes what was made before.
     """
     device = cache.device
     key = ("flashinfer", device, cache.layout, cache.max_pages, scale)
@@ -179,10 +180,7 @@ def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Pre
 
 @functools.cache
 def workspace(device: torch.device, stream: int) -> torch.Tensor:
-    """FlashInfer's room for partial states: all plans of a stream share it, as their launches follow one another.
-
-    What a plan must keep lies elsewhere, in buffers that each wrapper makes for itself.
-    """
+    """FlashInfer's room for partial states, shared by a stream's plans; what a plan must keep, each wrapper has."""
     return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
 
 
@@ -216,12 +214,14 @@ def imported() -> ModuleType | str:
     """FlashInfer, or the reason why there is none. A broken install may raise anything on import."""
     try:
         import flashinfer
+
+        is_known = hasattr(flashinfer, "BatchDecodeWithPagedKVCacheWrapper")
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name == "flashinfer":
-            return "FlashInfer is not installed: pip install 'pkv[gpu]'"
+            return "FlashInfer is not installed: pip install flashinfer-python"
         return f"importing FlashInfer fails ({_told(error)}): `pkv doctor` says what to do"
-    if not hasattr(flashinfer, "BatchDecodeWithPagedKVCacheWrapper"):
-        return "what imports as flashinfer is not FlashInfer 0.7: pip install 'pkv[gpu]'"
+    if not is_known:
+        return "what imports as flashinfer is not FlashInfer 0.7: pip install flashinfer-python"
     return cast(ModuleType, flashinfer)
 
 

@@ -3,7 +3,7 @@
 >>> from pkv import Shape, plan, viz
 >>> picture = viz.draw_plan(plan([5, 40], Shape(4, 2, 64, 4, "float16"), splits=2, gpu="rtx3060"))
 >>> picture.alt.split(";")[0]
-'split_kv: 2 rows become 4 items, 8 programs, 2 launches (1 decode, 1 merge)'
+'row_local: 2 rows become 4 items, 8 programs, 2 launches (1 decode, 1 merge)'
 """
 
 from pkv.viz.bars import Bar, draw_candidates, draw_regret
