@@ -57,6 +57,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("simulate --lengths 5 --steps 48", ["--steps belongs to a trace"]),
         ("plan --trace zipff", ["'zipff' is neither a file nor one of uniform, bimodal", "did you mean zipf?"]),
         ("plan --trace nowhere/to/be.csv", ["'nowhere/to/be.csv' is neither a file nor one of"]),
+        (f"plan --trace {'x' * 5000}", ["is neither a file nor one of"]),
         ("plan --trace tests", ["--trace tests cannot be read", "directory"]),
         ("plan --trace README.md --seed 1", ["--seed means nothing", "README.md"]),
         ("plan --trace README.md", ["--trace README.md line 1: column prompt_len is missing", "found # pkv"]),

@@ -92,7 +92,7 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "row_local: 2 rows | True"
+    assert done.stdout.splitlines()[0] == "row_local: 2 rows  | True"
     assert "pip install matplotlib" in done.stdout
 
 

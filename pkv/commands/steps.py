@@ -86,9 +86,9 @@ def steps_from(args: argparse.Namespace) -> Steps:
 
 
 def is_there(path: Path) -> bool:
-    """Is it a file? A name that no file can have is none."""
+    """Is there anything of that name? A name that nothing can have is none."""
     try:
-        return path.is_file()
+        return path.exists()
     except (OSError, ValueError):
         return False
 
