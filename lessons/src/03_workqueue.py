@@ -240,6 +240,8 @@ for n_places in (11, 22):
 # %% [markdown]
 # A share of 4 tiles: 1 + 10 items. With 22 places a share of 2: 2 + 20. Ten times the tiles, ten times the splits. (If there are many rows for the places, the list is made for twice the places, four times, and so on, until it has room for two items per row. The GPU then fills its places more than once.)
 #
+# (Two numbers of places occur in this lesson. A plan counts on *our* kernel, of which more programs fit on an SM. The pictures play the *paper's*, 2 per SM. The next cell prints what the plan counts on.)
+#
 # Now a batch that comes back until the end of this lesson: one row of 16,384 tokens, and seven of 200 to 2,000.
 #
 # **Predict.** With 4 splits for every row there are 32 items. Without `splits=`, the queue makes how many? More, or fewer?
@@ -252,7 +254,10 @@ for row, (length, n_items) in enumerate(zip(ragged, counts)):
     print(
         f"row {row}: {length:6,} tokens in {n_items:2} items of about {length / n_items:4.0f}"
     )
-print(f"{shared.n_items} items in all")
+print(
+    f"{shared.n_items} items in all, for {shared.programs_per_sm} programs per SM:", end=" "
+)
+print(f"{card.n_sms * shared.programs_per_sm} places, each filled twice")
 
 # %%
 pair = [play(ragged, splits=4), pkv.simulate(shared, card)]
@@ -301,9 +306,16 @@ listed = requeue(like_longest, drop_empty=True)
 print(f"split_kv: {like_longest.n_items} items, without the empty ones {listed.n_items}")
 print("items per row", np.diff(listed.partial_offsets).tolist())
 print("queue's own  ", counts.tolist())
+for name, plan in (("split_kv's bounds", listed), ("queue's own", shared)):
+    begin, end = plan.partial_offsets[1:3]
+    row_1 = (plan.items[begin:end, 2] - plan.items[begin:end, 1]).tolist()
+    us = pkv.simulate(plan, card).gpu_ms * 1000
+    print(f"{name:17} row 1 in items of {row_1}: {us:.0f} microseconds")
+in_order = dataclasses.replace(listed, item_order=longest_first(listed.items))
+print(f"split_kv's, longest first: {pkv.simulate(in_order, card).gpu_ms * 1000:.0f}")
 
 # %% [markdown]
-# The same numbers. Bounds at equal distances were never a bad cut: they are an equal share too. What `split_kv` lacked was the list, and so it launched the whole rectangle.
+# The same numbers of items. Bounds at equal distances are nearly an equal share, too. But not quite: there each row ends in a rest, which may be short, as row 1 shows. The queue deals out the tiles of a row evenly, so that its longest items of that row are shorter. That is the difference between the two times. (The list of `split_kv` is not sorted, either. The last line says that sorting changes nothing here.) What `split_kv` lacked most was the list: without it, it launches the whole rectangle.
 #
 # ## What the paper counts
 #
@@ -369,7 +381,7 @@ for in_buckets, in_queue in [(32, 20), (20, 20), (32, 32)]:
 # %% [markdown]
 # Nothing. Fewer splits leave fewer states, in any stage.
 #
-# **And what does the queue drop?** Splits without tokens. A row has those only if it has fewer tiles than splits. **Predict.** The paper's shortest prompts have 2,048 tokens. How many of `row_local`'s items does the queue drop on these traces, in tiles of 32 tokens and with 32 splits? We count the steps of the paper's five seeds.
+# **And what does the queue drop?** Splits without tokens. In `row_local`, a row has those only if it has fewer tiles than splits. **Predict.** The paper's shortest prompts have 2,048 tokens. How many of `row_local`'s items does the queue drop on these traces, in tiles of 32 tokens and with 32 splits? We count the steps of the paper's five seeds.
 
 # %%
 seeds = range(20260623, 20260628)
@@ -441,20 +453,25 @@ timelines.append(play(ragged, stage="flashinfer"))
 viz.draw_timelines(timelines)
 
 # %%
-for timeline in timelines:
+full = pkv.plan(ragged, llama, stage="split_kv", splits=20, gpu="rtx3060")
+without = pkv.simulate(requeue(full, drop_empty=True), card)
+names = ["split_kv", "row_local", "workqueue", "flashinfer", "split_kv, requeued"]
+for name, timeline in zip(names, [*timelines, without]):
     counters = timeline.plan.counters
-    print(f"{timeline.plan.stage:10} {counters.programs:5} programs", end="")
+    print(
+        f"{name:18} {timeline.gpu_ms * 1000:3.0f}: {counters.programs:5} programs", end=""
+    )
     print(f" ({counters.empty_programs:4} empty), us:", end="")
     for launch, (begin, end) in zip(timeline.plan.launches, timeline.launch_us):
         print(f" {launch.kernel} {end - begin:4.0f}", end="")
     print(f", planning {timeline.fixed_us:3.0f}" if timeline.fixed_us else "")
 
 # %% [markdown]
-# At equal splits our three stages are within a few per cent of each other, although `split_kv` launches five times as many programs as hold tokens. It even ends first: its short rows are cut less and leave fewer states, so its merge is shorter. Programs without tokens cost little beside all that this batch reads.
+# At equal splits our three stages are within a few per cent of each other, although most programs of `split_kv` are empty. Are empty programs free, then? No. The last line is the plan of `split_kv` through the queue's kernel, with the empty ones dropped: 331 microseconds instead of 363. Each program that starts costs its start-up, with tokens or without. The first lines do not show it, because there all three start about as many programs: where `split_kv` has empty ones, `row_local` and the queue cut short rows into up to 20 crumbs each. Each crumb costs a start-up too, and leaves a state to merge.
 #
 # FlashInfer makes 8 items of the 8 rows. For 8 KV heads these are 64 programs without any split. Its rule counts on 2 per SM, 56 in all, and splits nothing where there are more from the start. So the longest row stays whole, and 8 programs read it alone. The hatched part is FlashInfer's planning, which the published measurements count in each step. Without it, FlashInfer is still last here.
 #
-# So the large differences come from *the cut*: 1 item of a long row, or 17, or 20. Not from dropping what is empty. The list matters because it makes every cut possible.
+# So two things count. *The cut*: with 1 item of the long row FlashInfer is far behind. And *how many programs start*, empty ones and crumbs alike. The list serves both: it makes every cut possible, and starts no program that the cut does not need.
 #
 # ## The price: somebody has to write the list
 #
@@ -511,6 +528,8 @@ for role, found in errors.items():
     print(f"{role:5}: median error {statistics.median(found):.1%}, worst {max(found):.1%}")
 
 # %% [markdown]
+# The errors are those of these six logs. Lesson 04 has them for all published rows.
+#
 # In all six lines the queue has the shortest published time. It has it against buckets, with other splits and 16 launches, and against a FlashInfer that plans inside each timed step, while the queue's lists had been made beforehand. Neither compares like with like. So we look at two more numbers: FlashInfer's published time less its planning, and `row_local` at the queue's splits. That one only the simulator knows.
 #
 # **Predict.** Is the queue still first everywhere?
@@ -613,7 +632,7 @@ from pkv.viz import widgets
 widgets.explore_schedule(stage="workqueue")
 
 # %% [markdown]
-# **Answer.** From 16 splits on: 256 tokens are 16 tiles, and no row has more items than tiles. `row_local` goes on launching more programs for nothing, and its time goes on growing. The best number is 1, for both: 16 short rows already are 128 programs for 56 places, and every split costs a start-up.
+# **Answer.** From 16 splits on: 256 tokens are 16 tiles, and no row has more items than tiles. `row_local` goes on launching more programs for nothing, and its time goes on growing. The best number is 1, for both: 16 short rows already are 128 programs for 56 places (the paper's kernel, 2 per SM), and every split costs a start-up.
 
 # %% [markdown]
 # ## Measure it
@@ -672,7 +691,7 @@ else:
 # - A list of items replaces the rectangle. Three arrays say where things are, and the kernel only reads them.
 # - Any stage's items run through the list, bit for bit. An empty item added nothing, so nothing is missing without it.
 # - Two launches per step, like `split_kv` and `row_local`. The 16 launches that it is compared with are those of buckets.
-# - It drops something only where rows have fewer tiles than splits. What decides is the cut, and the list allows every cut.
+# - What counts is the cut, and how many programs start. The list allows every cut, and starts no empty program. `row_local`'s cut has empty items only where a row has fewer tiles than splits; `split_kv`'s has them in every row that is clearly shorter than the longest.
 # - Equal shares of tokens for all programs, longest first where not all can start at once.
 # - The price: the host writes the list at every step, and the kernel believes it. So a plan is checked before it runs.
 # - No schedule is best for all batches. Next: [04 No schedule is best everywhere](04_adaptive.ipynb).
