@@ -22,6 +22,7 @@ from pkv.bench.traces import Request, make_trace, steps_of
 from pkv.cli import COMMANDS, main
 from pkv.commands import demo, lab, output
 from pkv.costs import predict
+from pkv.gpus import load_gpu
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTERS = [field.name for field in dataclasses.fields(pkv.Counters)]
@@ -317,6 +318,7 @@ def test_plan_of_a_trace_has_the_means_of_its_steps(capsys):
     assert main(["plan", *TRACE.split(), "--ordering", "as_listed", "--splits", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     facts = {"stage": "workqueue", "trace": "bimodal", "seed": 20260623, "requests": 5, "max_active": 2, "steps": 7}
+    facts["never_active"] = 3
     assert set(found) == {*facts, "gpu", "tail_idle", *COUNTERS}
     assert {name: found[name] for name in facts} == facts
     assert found["gpu"] == "rtx3060"
@@ -345,12 +347,16 @@ def test_simulate_one_step(stage, capsys):
     found = json.loads(capsys.readouterr().out)
     head = {"stage": made.stage, "lengths": [5, 0, 3000], "items": made.n_items, "gpu": "rtx3060"}
     numbers = dataclasses.asdict(made.counters) | {"tail_idle": timeline.tail_idle, "gpu_ms": timeline.gpu_ms}
+    planning = load_gpu("rtx3060").costs.flashinfer_plan_us / 1000
+    if made.stage == "flashinfer":
+        numbers["flashinfer_plan_ms"] = planning
     assert found == head | numbers | {"plan": made.to_dict()}
     assert main(words.split()) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"stage {stage} on 3 rows, 3,005 tokens\nsimulated on rtx3060\n")
     assert out.endswith(f"\n{timeline}\n")
     assert re.search(rf"^gpu_ms +{timeline.gpu_ms:.3f}$", out, re.MULTILINE)
+    assert (f"\nof this, {planning:.3f} ms FlashInfer's planning\n" in out) == (made.stage == "flashinfer")
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate"])
@@ -381,7 +387,51 @@ def test_a_gpu_without_costs_cannot_be_simulated(capsys, monkeypatch):
     monkeypatch.setattr(gpus, "load_gpu", lambda name: pkv.GpuProfile(name, 90, 132))
     error = error_of(capsys, "simulate", "--lengths", "5", "--gpu", "h200")
     assert "'h200' has no costs" in error
-    assert "rtx3060" in error
+    assert error.endswith(": take --gpu rtx3060\n")
+
+
+def test_planning_is_in_the_mean_of_the_steps_that_flashinfer_plans(capsys, tmp_path):
+    path = tmp_path / "gap.csv"
+    path.write_text("prompt_len,decode_len,arrival\n4095,1,1\n")  # a step without rows, and one with
+    words = ["--trace", str(path), "--stage", "flashinfer", "--gpu", "rtx3060"]
+    assert main(["simulate", *words, "--json"]) == 0
+    planning = load_gpu("rtx3060").costs.flashinfer_plan_us / 1000
+    assert json.loads(capsys.readouterr().out)["flashinfer_plan_ms"] == pytest.approx(planning / 2)
+    assert main(["simulate", *words]) == 0
+    assert f"\nof this, {planning / 2:.3f} ms FlashInfer's planning\n" in capsys.readouterr().out
+    assert main(["plan", *words, "--json"]) == 0
+    assert "flashinfer_plan_ms" not in json.loads(capsys.readouterr().out), "a plan has no time"
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "explain"])
+def test_requests_that_are_never_active_are_told(command, capsys, tmp_path):
+    path = tmp_path / "three.csv"
+    path.write_text("prompt_len,decode_len,arrival\n" + "64,3,0\n" * 3)
+    for words, note in [
+        ("--max-active 2", "1 of 3 requests was never active: raise --max-active"),
+        ("--max-active 1", "2 of 3 requests were never active: raise --max-active"),
+        ("--max-active 3", ""),
+    ]:
+        argv = [command, "--trace", str(path), *words.split(), "--gpu", "rtx3060"]
+        assert main(argv) == 0
+        out = capsys.readouterr().out
+        assert (f"\n{note}\n" if note else "3 steps)\n") in out
+        assert ("never active" in out) == bool(note)
+        assert main([*argv, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["never_active"] == int(note[0] if note else 0)
+    path.write_text("prompt_len,decode_len,arrival\n64,3,0\n64,3,0\n64,3,9\n")
+    assert main([command, "--trace", str(path), "--max-active", "1", "--steps", "2", "--gpu", "rtx3060"]) == 0
+    note = "2 of 3 requests were never active: raise --max-active and --steps"
+    assert f"\n{note}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_help_explains_every_number(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    _, _, glossary = capsys.readouterr().out.partition("what the counters count")
+    explained = re.findall(r"^  (\w+)  +\S", glossary, re.MULTILINE)
+    assert explained == [*COUNTERS, "tail_idle", *(["gpu_ms", "flashinfer_plan_ms"] if command == "simulate" else [])]
 
 
 def test_steps_without_rows_count_in_the_means_but_not_as_idle(capsys, tmp_path):
@@ -484,7 +534,8 @@ def test_explain_a_trace(capsys, tmp_path):
     best = [min(times[step] for times in simulated.values()) for step in range(3)]
 
     assert set(found) == {
-        "trace", "seed", "requests", "max_active", "steps", "gpu", "steps_with_tokens", "stages", "policies",
+        "trace", "seed", "requests", "max_active", "steps", "never_active", "gpu", "steps_with_tokens", "stages",
+        "policies",
     }  # fmt: skip
     assert (found["steps"], found["steps_with_tokens"]) == (4, 3)
     assert set(found["stages"]) | {"paper", "cost"} == set(simulated)
@@ -507,7 +558,7 @@ def test_explain_a_trace(capsys, tmp_path):
 
     assert main(["explain", "--trace", str(path), "--gpu", "rtx3060"]) == 0
     out = capsys.readouterr().out
-    assert "policy paper takes length_buckets 2 times, workqueue 1 times\n" in out
+    assert "policy paper takes length_buckets 2 times, workqueue once\n" in out
     row = re.search(r"^always flashinfer +([0-9.]+) +([0-9.]+) +([0-9.]+)% +([0-9.]+)%$", out, re.MULTILINE)
     numbers = found["stages"]["flashinfer"]
     assert [float(cell) for cell in row.groups()] == pytest.approx(

@@ -96,6 +96,21 @@ def test_llama_sizes_on_any_machine(capsys):
     assert found["stages"][0]["programs"] == 8
 
 
+@pytest.mark.skipif(not pkv.INTERPRETED, reason="on a GPU FlashInfer may run")
+def test_a_stage_in_flashinfers_place_has_its_own_counters(capsys):
+    shape = pkv.Shape(8, 2, 64, 16, "float16")
+    made = pkv.plan([100, 0, 37, 16, 250, 1], shape, "adaptive")
+    assert made.fallback, "the default batch is one that FlashInfer would take"
+    code, found = as_json(capsys, "--shape", "toy", "--lengths", "100,0,37,16,250,1", "--stage", "adaptive")
+    ran = pkv.plan([100, 0, 37, 16, 250, 1], shape, made.fallback)
+    (result,) = found["stages"]
+    assert code == 0
+    assert ran.n_items != made.n_items
+    assert (result["items"], result["launches"], result["programs"]) == (
+        ran.n_items, ran.counters.launches, ran.counters.programs,
+    )  # fmt: skip
+
+
 def off_by_a_little(q, cache, plan, scale, out, lse):
     pkv.STAGES["reference"].launch(q, cache, plan, scale, out, lse)
     out[-1, -1, -1] += 0.1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pkv
 from pkv.bench.tracefiles import read_trace
-from pkv.bench.traces import TRACES, Request, make_trace, steps_of
+from pkv.bench.traces import TRACES, Request, make_trace, never_active, steps_of
 
 SEED = 20260623
 # Least and most of what may be drawn, of (prompt before rounding, decode length), by request.
@@ -86,6 +86,15 @@ REQUESTS = st.builds(Request, st.integers(0, 300), st.integers(1, 6), st.integer
 def test_steps_follow_the_rule(requests, max_active, n_steps):
     steps = steps_of(requests, max_active, n_steps)
     assert steps == [brute_force(requests, max_active, step) for step in range(n_steps)]
+    alone = [[other if other is request else Request(0, 1, 10**6) for other in requests] for request in requests]
+    left_out, late = never_active(requests, max_active, n_steps)
+    assert late == sum(not any(steps_of(others, 1, n_steps)) for others in alone)
+    rows = {
+        index
+        for step in range(n_steps)
+        for index in [i for i, r in enumerate(requests) if 0 <= step - r.arrival < r.decode_len][:max_active]
+    }
+    assert left_out + late == len(requests) - len(rows)
     assert all(type(length) is int for step in steps for length in step)
 
 

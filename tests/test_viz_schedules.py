@@ -259,6 +259,16 @@ def test_claim_names_the_row_that_is_read_alone():
     assert f"for the last {alone:,.0f} us only row 0 is read, by 8 programs" in viz.draw_timeline(timeline).alt
 
 
+@pytest.mark.parametrize(
+    ("splits", "words"), [(7, "by 56 programs."), (14, "by 112 programs."), (28, "by 224 programs in turn.")]
+)
+def test_claim_says_when_programs_take_turns(splits, words):
+    """The 28 SMs hold 112 of these programs at once."""
+    timeline = played([16, 65536], splits=splits, ordering="as_listed")
+    assert 28 * timeline.plan.programs_per_sm == 112
+    assert f"only row 1 is read, {words}" in viz.draw_timeline(timeline).alt
+
+
 def test_claim_counts_only_the_programs_that_still_run():
     spans = [(0, 0, 0, 0, 0, 10), (0, 2, 1, 0, 0, 12), (0, 1, 0, 0, 10, 30)]
     assert "for the last 18 us only row 0 is read, by 1 program." in viz.draw_timeline(spans_by_hand(*spans)).alt
@@ -400,6 +410,21 @@ def test_empty_items_are_ticks_and_counted():
     assert sum(int(text[1:]) for text in ticks) == n_empty == 7 + 19
     assert picture.svg.count('stroke-dasharray="3 2"/>') == 2
     assert f"60 items, {n_empty} of them are empty; the others hold" in picture.alt
+    assert "find no token; ×19: 19 of them, one after another." in picture.alt
+    assert "one after another" not in viz.draw_queue(plan_of([0, 64], "row_local", splits=1)).alt
+
+
+def test_a_tape_says_whether_it_is_a_grid_or_a_queue_and_how_often_an_item_is_launched():
+    names = {
+        stage: {text for *_, text in texts(viz.draw_queue(plan_of([200, 3000], stage, splits=4)))} & {"grid", "queue"}
+        for stage in ("split_kv", "row_local", "workqueue")
+    }
+    assert names == {"split_kv": {"grid"}, "row_local": {"grid"}, "workqueue": {"queue"}}
+    assert "8 KV heads: each item is launched once per KV head," in viz.draw_queue(plan_of([200])).alt
+    wide = pkv.plan([200], pkv.Shape(256, 2, 128, 16, "float16"), stage="workqueue", gpu=HOME)
+    times = wide.shape.grid_heads // 2
+    assert times > 1
+    assert f"2 KV heads: each item is launched {times} times per KV head," in viz.draw_queue(wide).alt
 
 
 def test_programs_of_several_items_are_told():
@@ -442,7 +467,9 @@ def test_cells_are_filled_as_far_as_they_hold_tokens():
 
 
 def test_regimes_show_every_cell_once():
-    picture = viz.draw_regimes(CELLS)
+    picture = viz.draw_regimes(CELLS, "Predicted, not measured.")
+    assert ". Predicted, not measured. A letter is" in picture.alt
+    assert "=: " not in picture.alt
     words = [text for *_, text in texts(picture)]
     counts = {stage: sum(cell[3] == stage for cell in CELLS) for stage in ("split_kv", "workqueue", "mine")}
     for stage, letter in (("split_kv", "S"), ("workqueue", "W"), ("mine", "M")):
@@ -453,6 +480,14 @@ def test_regimes_show_every_cell_once():
     first = max(counts, key=counts.get)
     assert picture.alt.startswith(f"{first} is best in {counts[first]} of {len(CELLS)} cells")
     assert "one long, 4 rows, longest 4,096: " in picture.alt
+
+
+def test_a_margin_that_rounds_to_nothing_is_a_tie():
+    cells = [(rows, 64, "equal", "workqueue", margin) for rows, margin in ((1, 0.0), (2, 0.004), (4, 0.006))]
+    picture = viz.draw_regimes(cells)
+    words = [text for *_, text in texts(picture)]
+    assert (words.count("="), words.count("+1%"), words.count("+0%")) == (2, 1, 0)
+    assert "=: the second best takes as long" in picture.alt
 
 
 def test_letters_of_all_stages_differ():
@@ -488,8 +523,22 @@ def test_candidates_add_up_and_the_choice_is_named():
     assert picture.alt.startswith("workqueue is chosen: 0.22 ms; the next, split_kv, takes 0.322, 46% more.")
     wrong = viz.draw_candidates(CANDIDATES, "split_kv").alt
     assert wrong.startswith("split_kv is chosen: 0.322 ms, though workqueue would take 0.22.")
+    tie = viz.draw_candidates({"a": {"reading": 0.2}, "b": {"reading": 0.2001}}, "a").alt
+    assert tie.startswith("a is chosen: 0.2 ms; the next, b, takes 0.2001, the same within 1%.")
     widths = [box[2] for key in (0, 1, 2) for box in boxes_of(picture, key) if box[3] == 15]
     assert sum(widths) / max(widths) == pytest.approx((0.322 + 0.22) / 0.31, rel=0.01)
+
+
+def test_reading_is_plain_and_its_neighbours_in_a_bar_look_different_in_grey():
+    terms = ["step", "launches", "start_up", "reading", "tail", "merge"]  # as in a prediction
+    picture = viz.draw_candidates({"a": {term: 0.1 for term in terms}}, "a")
+    places = {key: box[0] for key in range(6) for box in boxes_of(picture, key) if box[3] == 15}
+    order = sorted(places, key=places.get)
+    reading = order[terms.index("reading")]
+    assert rowstyles.style_of(reading).texture == "plain"
+    for key in (order[terms.index("start_up")], order[terms.index("tail")]):
+        assert rowstyles.style_of(key).texture != "plain"
+    assert "start-up 0.1, reading 0.1" in picture.alt
 
 
 def test_choice_shows_the_rule_and_who_cannot():
@@ -505,7 +554,7 @@ def test_choice_shows_the_rule_and_who_cannot():
     words = [text for *_, text in texts(picture)]
     assert {f"{ms:.4g} ms" for ms in times.values()} <= set(words)
     assert f"→ {min(times, key=times.get)}" in words
-    assert "start up" in words
+    assert "start-up" in words
     assert "merge" in words
 
 
@@ -595,7 +644,8 @@ def test_figure_of_a_timeline_shows_the_same_time(name, matplotlib, tmp_path):
 
 
 def test_figures_of_regimes_and_regret_show_the_same_values(matplotlib, tmp_path):
-    regimes, regret = viz.plot_regimes(CELLS), viz.plot_regret(BARS)
+    regimes, regret = viz.plot_regimes(CELLS, "Costs $5, not $6."), viz.plot_regret(BARS)
+    assert regimes._supxlabel.get_text() == "Costs $5, not $6."
     for figure, picture in ((regimes, viz.draw_regimes(CELLS)), (regret, viz.draw_regret(BARS))):
         assert picture.alt.startswith(words_of(figure)[0])
         figure.savefig(tmp_path / "figure.pdf")

@@ -2,7 +2,8 @@
 
 A request has a prompt, decodes some tokens, and arrives at a step. In the steps arrival .. arrival + decode_len - 1 it
 is live, and its row has the prompt and one more token for each step of its age. Of the live requests, the first
-`max_active` in order are the step's rows. A request that has to stand back ages all the same: there is no queue.
+`max_active` in order are the step's rows. A request that has to stand back ages all the same: there is no queue, and
+one that stands back all its life is never active.
 
 Two requests (prompt 32, decodes 2, arrives at 0) and (prompt 48, decodes 3, arrives at 1), at most 8 active:
 steps [32], [33, 48], [49], [50], [].
@@ -13,7 +14,7 @@ The five traces of the paper are drawn as it draws them, and `one_long` is ours:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -125,11 +126,27 @@ def steps_of(requests: Sequence[Request], max_active: int, n_steps: int) -> list
     >>> steps_of([Request(32, 2, 0), Request(48, 3, 1)], max_active=8, n_steps=5)
     [[32], [33, 48], [49], [50], []]
     """
+    return [lengths for _, lengths in _active_rows(requests, max_active, n_steps)]
+
+
+def never_active(requests: Sequence[Request], max_active: int, n_steps: int) -> tuple[int, int]:
+    """How many requests are a row of none of the first n_steps steps: (those that stand back, those too late).
+
+    Too late: they arrive after the last of the steps.
+
+    >>> never_active([Request(32, 2, 0), Request(32, 2, 0), Request(32, 2, 9)], max_active=1, n_steps=5)
+    (1, 1)
+    """
+    n_late = sum(request.arrival >= n_steps for request in requests)
+    seen = {index for active, _ in _active_rows(requests, max_active, n_steps) for index in active}
+    return len(requests) - n_late - len(seen), n_late
+
+
+def _active_rows(requests: Sequence[Request], max_active: int, n_steps: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Of each step: which requests are its rows, and how long those are."""
     max_active, n_steps = at_least(1, "max_active", max_active), at_least(0, "n_steps", n_steps)
     prompts, decodes, arrivals = (np.array([getattr(r, name) for r in requests], dtype=np.int64) for name in FIELDS)
-    steps = []
     for step in range(n_steps):
         ages = step - arrivals
         active = np.flatnonzero((ages >= 0) & (ages < decodes))[:max_active]
-        steps.append((prompts[active] + ages[active]).tolist())
-    return steps
+        yield active.tolist(), (prompts[active] + ages[active]).tolist()

@@ -149,3 +149,8 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """--json, which every command that prints has."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+
+
+def add_epilog(parser: argparse.ArgumentParser, text: str) -> None:
+    """Text below the options in --help, line by line as it is."""
+    parser.epilog, parser.formatter_class = text, argparse.RawDescriptionHelpFormatter

@@ -136,6 +136,7 @@ def try_stage(
         nan = float("nan")
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Result(name, nan, nan, False, nan, nan, 0, 0, 0, nan, nan, kind, reason)
+    made = made._kept.get("fallback", made)  # where FlashInfer does not work, what ran in its place
     counters = made.counters
     return Result(
         stage=name,

@@ -142,10 +142,21 @@ def as_text(steps: Steps, gpu: str, policies: list[str], judged: list[Judged]) -
     ]
     for policy in policies:
         counts = Counter(step.chosen[policy] for step in judged).most_common()
-        lines.append(f"policy {policy} takes {', '.join(f'{name} {n} times' for name, n in counts) or 'nothing'}")
+        lines.append(
+            f"policy {policy} takes {', '.join(f'{name} {times_in_words(n)}' for name, n in counts) or 'nothing'}"
+        )
     if any(step.simulated_ms for step in judged):
         lines.append("times: of the kernels; FlashInfer's planning on the host is left out")
         lines.append("regret: the route's time over the best route's of the same step, less 1, by the simulator")
     else:
         lines.append(f"no times: the costs of {gpu} are not known, or no step has tokens")
     return "\n".join(lines)
+
+
+def times_in_words(n: int) -> str:
+    """How often.
+
+    >>> times_in_words(1), times_in_words(2)
+    ('once', '2 times')
+    """
+    return "once" if n == 1 else f"{n} times"

@@ -10,12 +10,30 @@ from pkv.commands import CommandError
 from pkv.commands.arguments import OPTIONS
 from pkv.commands.output import Progress, table
 from pkv.commands.steps import Steps
+from pkv.costs import before_us
 from pkv.decoding import plan
 from pkv.plans import Plan
 from pkv.shapes import Shape
 from pkv.simulation import Timeline, simulate
 
 MOST_MARKS = 40  # of a progress bar
+PLANNING = "flashinfer_plan_ms"  # only of steps that FlashInfer plans; part of gpu_ms
+GLOSSARY = """\
+what the counters count, for one step of one layer; sizes in MiB:
+  launches         decode and merge kernels
+  programs         launched, over all KV heads
+  empty_programs   programs without a token
+  waves            programs / (SMs x programs that reside on one SM)
+  cta_per_sm       items with tokens x KV heads / SMs
+  useful_kv_mib    K and V of all tokens
+  padded_kv_mib    K and V read beyond those
+  merge_state_mib  states of all items with tokens, of unsplit rows too
+  merge_moved_mib  states written and read, of split rows only
+  tail_idle        share of the SMs' time, from the first launch on, in which
+                   they read nothing and merge nothing; simulated"""
+TIME_GLOSSARY = """
+  gpu_ms           the whole step, fixed costs included; simulated
+  flashinfer_plan_ms  how much of gpu_ms is FlashInfer's planning, if any"""
 
 
 def shape_from(args: argparse.Namespace) -> Shape:
@@ -51,18 +69,28 @@ def numbers_of(made: Plan, timeline: Timeline | None) -> dict[str, Any]:
     return dataclasses.asdict(made.counters) | {"tail_idle": idle, "gpu_ms": gpu_ms}
 
 
+def planning_ms(timeline: Timeline) -> float:
+    """How much of the timeline's gpu_ms is FlashInfer's own planning."""
+    return before_us(timeline.plan, timeline.gpu.needed_costs())[0] / 1000
+
+
 def means_of(steps: Steps, args: argparse.Namespace) -> dict[str, float]:
-    """Means over the steps; tail_idle over those in which anything runs, NaN where it is not known."""
+    """Means over the steps; tail_idle over those in which anything runs, NaN where it is not known. PLANNING if any."""
     progress = StepProgress(len(steps.lengths))
     sums: dict[str, list[float]] = {}
+    planning: list[float] = []
     try:
         for lengths in steps.lengths:
             progress.step()
             made = plan_of(lengths, args)
-            for name, value in numbers_of(made, timeline_of(made)).items():
+            timeline = timeline_of(made)
+            for name, value in numbers_of(made, timeline).items():
                 sums.setdefault(name, []).append(value)
+            planning.append(0.0 if timeline is None else planning_ms(timeline))
     finally:
         progress.end()
+    if any(planning):
+        sums[PLANNING] = planning
     sums["tail_idle"] = [value for value in sums["tail_idle"] if value == value]
     return {name: fmean(values) if values else float("nan") for name, values in sums.items()}
 

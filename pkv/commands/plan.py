@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 
 from pkv.commands import arguments
-from pkv.commands.means import as_lines, means_of, plan_of
+from pkv.commands.means import GLOSSARY, PLANNING, as_lines, means_of, plan_of
 from pkv.commands.output import print_json, say
 from pkv.commands.steps import add_steps, steps_from
 from pkv.gpus import resolve_gpu
@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.add_gpu(parser, None)
     arguments.add_shape(parser)
     arguments.add_json(parser)
+    arguments.add_epilog(parser, GLOSSARY)
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -31,6 +32,7 @@ def execute(args: argparse.Namespace) -> int:
     if steps.trace:
         means = means_of(steps, args)
         del means["gpu_ms"]
+        means.pop(PLANNING, None)
         gpu = resolve_gpu(args.gpu).name
         if args.json:
             print_json({"stage": args.stage} | steps.trace | {"gpu": gpu} | means)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pkv.bench.tracefiles import read_trace
-from pkv.bench.traces import TRACES, Request, make_trace, steps_of
+from pkv.bench.traces import TRACES, Request, make_trace, never_active, steps_of
 from pkv.commands import CommandError
 from pkv.commands.arguments import at_least_1, in_range, lengths_of, quoted, seed_of
 
@@ -22,10 +22,14 @@ MOST = 100_000  # requests or steps: minutes of planning
 
 @dataclass(frozen=True)
 class Steps:
-    """lengths: of each step's rows. trace: what they were drawn from, by the options' names; empty for --lengths."""
+    """lengths: of each step's rows. trace: what they were drawn from, by the options' names; empty for --lengths.
+
+    trace also has never_active, how many of the requests are in no step; note says so in words, and what to raise.
+    """
 
     lengths: list[list[int]]
     trace: dict[str, Any]
+    note: str = ""
 
     def __str__(self) -> str:
         if not self.trace:
@@ -33,7 +37,7 @@ class Steps:
             return f"{len(lengths)} rows, {sum(lengths):,} tokens"
         seed = "" if self.trace["seed"] is None else f"seed {self.trace['seed']}, "
         counts = "{requests} requests, at most {max_active} active, {steps} steps".format(**self.trace)
-        return f"trace {self.trace['trace']} ({seed}{counts})"
+        return "\n".join(filter(None, [f"trace {self.trace['trace']} ({seed}{counts})", self.note]))
 
 
 def add_steps(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +58,8 @@ def add_steps(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--max-active", type=at_least_1, metavar="N",
-        help=f"most rows of a step; so many requests arrive together (default {DEFAULTS['max_active']})",
+        help="most rows of a step; further live requests are left out, they do not wait. Of a drawn trace, so many "
+        f"requests also arrive together (default {DEFAULTS['max_active']})",
     )  # fmt: skip
     parser.add_argument(
         "--steps", type=up_to_most, metavar="N",
@@ -82,7 +87,22 @@ def steps_from(args: argparse.Namespace) -> Steps:
         used = DEFAULTS | {"seed": None, "requests": len(requests), "steps": end} | given
         if used["steps"] > MOST:
             raise CommandError(f"--trace {args.trace} lasts {end} steps: say how many with --steps, at most {MOST}")
-    return Steps(steps_of(requests, used["max_active"], used["steps"]), {"trace": args.trace} | used)
+    left_out, late = never_active(requests, used["max_active"], used["steps"])
+    note = note_of(left_out, late, len(requests))
+    facts = {"trace": args.trace} | used | {"never_active": left_out + late}
+    return Steps(steps_of(requests, used["max_active"], used["steps"]), facts, note)
+
+
+def note_of(left_out: int, late: int, n_requests: int) -> str:
+    """Which requests are in no step, and the option that would bring them in.
+
+    >>> note_of(1, 0, 3)
+    '1 of 3 requests was never active: raise --max-active'
+    """
+    remedies = ["--max-active"] * (left_out > 0) + ["--steps"] * (late > 0)
+    verb = "was" if left_out + late == 1 else "were"
+    never = f"{left_out + late} of {n_requests} requests {verb} never active"
+    return f"{never}: raise {' and '.join(remedies)}" if remedies else ""
 
 
 def is_there(path: Path) -> bool:

@@ -114,7 +114,9 @@ def draw_candidates(candidates: Mapping[str, Mapping[str, float]], chosen: str, 
     notes = [" ".join(["Predicted, not measured. A bar: what a step takes, term by term. Arrow: the choice.", *notes])]
     sheet = Sheet()
     sheet.heading(title, notes)
-    draw_legend(sheet, [(key, term.replace("_", " ")) for key, term in enumerate(terms)], WIDTH - 8)
+    # the style of most of a bar is plain, and the tail beside it is not
+    keys = {term: key for key, term in enumerate(sorted(terms, key=lambda term: term != "reading"))}
+    draw_legend(sheet, [(keys[term], _spelled(term)) for term in terms], WIDTH - 8)
     sheet.y += 6
     left, patches = _left_of([f"→ {name}" for name in times]), Patches()
     scale = (WIDTH - left - NUMBERS) / max(1e-9, *totals.values())
@@ -122,17 +124,17 @@ def draw_candidates(candidates: Mapping[str, Mapping[str, float]], chosen: str, 
         x = left
         weight = "bold" if name == chosen else "normal"
         sheet.text(left - 8, sheet.y + 12, _cut(f"{'→ ' * (name == chosen)}{name}", left), anchor="end", weight=weight)
-        for key, term in enumerate(terms):
+        for term in terms:
             width = times[name].get(term, 0.0) * scale
             if width:
-                patches.add(key, x, sheet.y, width, BAR)
+                patches.add(keys[term], x, sheet.y, width, BAR)
             x += width
         sheet.text(x + 8, sheet.y + 12, f"{totals[name]:.4g} ms", size=SMALL, weight=weight)
         sheet.y += PITCH
     patches.draw(sheet)
     sheet.line(left, sheet.y - PITCH * len(times) - 2, left, sheet.y - 2, FAINT)
     words = "; ".join(
-        f"{name}: {totals[name]:.4g} ms ({', '.join(f'{term} {ms:.4g}' for term, ms in found.items() if ms)})"
+        f"{name}: {totals[name]:.4g} ms ({', '.join(f'{_spelled(term)} {ms:.4g}' for term, ms in found.items() if ms)})"
         for name, found in times.items()
     )
     return sheet.finish(f"{title}. {' '.join(notes)} {words}.")
@@ -146,8 +148,14 @@ def _choice_claim(totals: Mapping[str, float], chosen: str) -> str:
     ms, name = others[0]
     if ms < totals[chosen]:
         return f"{head}, though {name} would take {ms:.4g}"
+    if ms - totals[chosen] < 0.01 * totals[chosen]:
+        return f"{head}; the next, {name}, takes {ms:.4g}, the same within 1%"
     behind = f", {ms / totals[chosen] - 1:.0%} more" if totals[chosen] else ""
     return f"{head}; the next, {name}, takes {ms:.4g}{behind}"
+
+
+def _spelled(term: str) -> str:
+    return term.replace("_", "-")
 
 
 def _fraction(name: str, value: Any) -> float:

@@ -1,7 +1,8 @@
 """A plan's items as its programs take them: one tape, cut into items, each as wide as it has tiles.
 
 Lengths [5, 40], tile 16, workqueue with two splits: the tape holds 2 and 1 tiles of row 1, and 1 tile of row 0. An item
-without a token has no tile: it is a dashed tick, a program that is launched for nothing.
+without a token has no tile: it is a dashed tick, a program that is launched for nothing. Where every program has its
+place in a grid of rows and splits, the tape is called grid, else queue.
 """
 
 from typing import NamedTuple
@@ -19,6 +20,7 @@ TAPE, LINE = 20, 30  # height of the tape, and from one line of it to the next
 MOST_LINES = 8  # of one launch's tape
 MOST_LAUNCHES = 12
 TICK = 6.0  # width of an item without a token
+GRIDS = ("split_kv", "row_local")  # stages whose programs are a grid of rows and splits
 LABEL_ROOM = 24.0  # an item of the usual size gets so many pixels while lines last
 
 
@@ -39,16 +41,17 @@ def draw_queue(plan: Plan) -> Picture:
         raise TypeError(f"plan must be a pkv.Plan, got {type(plan).__name__}: pass what pkv.plan(...) gives")
     launches = [(number, launch) for number, launch in enumerate(plan.launches, 1) if launch.kernel == "decode"]
     scale = _scale(plan, len(launches))
-    title, notes = _claim(plan), _notes(plan, len(launches))
+    tapes = [tape_of(plan, launch, scale) for _, launch in launches[:MOST_LAUNCHES]]
+    title, notes = _claim(plan), _notes(plan, len(launches), tapes)
     sheet = Sheet()
     sheet.heading(title, notes)
     keys, names = keys_of(plan.lengths)
     if launches:
         draw_legend(sheet, names, WIDTH - 8)
     sheet.y += 4
-    for number, launch in launches[:MOST_LAUNCHES]:
-        name = f"launch {number}" if len(launches) > 1 else "queue"
-        _draw_tape(sheet, tape_of(plan, launch, scale), keys, name)
+    alone = "grid" if plan.stage in GRIDS else "queue"
+    for (number, _), tape in zip(launches, tapes):
+        _draw_tape(sheet, tape, keys, f"launch {number}" if len(launches) > 1 else alone)
     return sheet.finish(f"{title}. {' '.join(notes)}")
 
 
@@ -147,16 +150,27 @@ def _claim(plan: Plan) -> str:
     return f"{head}, {n_empty:,} of them {verb(n_empty, 'are')} empty; the others hold {sizes} each"
 
 
-def _notes(plan: Plan, n_launches: int) -> list[str]:
+def _notes(plan: Plan, n_launches: int, tapes: list[list[Stretch]]) -> list[str]:
     if not n_launches:
         return []
     notes = [
         f"From left to right, line after line: what the programs take, in the order of the grid. Width: the item's "
         f"tiles of {count_of(plan.tile, 'token')}; number: its row. A line above the tape: a program begins. "
-        f"Once for each of {count_of(plan.shape.grid_heads, 'head')}, in neighbouring programs."
+        f"{_heads(plan)}, in neighbouring programs."
     ]
     if plan.counters.empty_programs:
-        notes.append("Dashed: programs that are launched and find no token.")
+        joined = max(stretch.n_items for tape in tapes for stretch in tape)
+        several = f"; ×{joined}: {joined} of them, one after another" if joined > 1 else ""
+        notes.append(f"Dashed: programs that are launched and find no token{several}.")
     if n_launches > MOST_LAUNCHES:
         notes.append(f"The first {MOST_LAUNCHES} of {n_launches} decode launches are drawn.")
     return [" ".join(notes)]
+
+
+def _heads(plan: Plan) -> str:
+    """How often an item is launched; more than once per KV head where a group of query heads is cut."""
+    shape = plan.shape
+    heads = count_of(shape.n_kv_heads, "KV head")
+    if shape.grid_heads == shape.n_kv_heads:
+        return f"{heads}: each item is launched once per KV head"
+    return f"{heads}: each item is launched {shape.grid_heads // shape.n_kv_heads} times per KV head"

@@ -47,16 +47,22 @@ class Regimes(NamedTuple):
     claim: str
 
 
-def draw_regimes(cells: Iterable[Sequence[Any]]) -> Picture:
-    """The map of the best stage, a panel for each raggedness. Cells may be tuples in the order of Cell's fields."""
+def draw_regimes(cells: Iterable[Sequence[Any]], note: str = "") -> Picture:
+    """The map of the best stage, a panel for each raggedness. Cells may be tuples in the order of Cell's fields.
+
+    note: what else to say below the claim, such as "Predicted, not measured."
+    """
     regimes = regimes_of(cells)
-    notes = [
+    notes = [note] if note else []
+    notes += [
         "A letter is the best stage, the number below it how much slower the second best is. Upwards: rows. To the "
         "right: tokens of the longest row."
     ]
     n_places = len(regimes.panels) * len(regimes.n_rows) * len(regimes.longest)
     if len(regimes.cells) < n_places:
         notes.append("Dashed: not known.")
+    if any(is_tie(cell) for cell in regimes.cells.values()):
+        notes.append("=: the second best takes as long, within half a percent.")
     sheet = Sheet()
     sheet.heading(regimes.claim, [" ".join(notes)])
     _draw_legend(sheet, regimes)
@@ -139,10 +145,17 @@ def _looks_of(stages: Sequence[str]) -> dict[str, tuple[str, str]]:
     return looks
 
 
+def is_tie(cell: Cell) -> bool:
+    """Is the second best as good, in whole percent?"""
+    return cell.margin is not None and f"{cell.margin:.0%}" == "0%"
+
+
 def margin_in_words(cell: Cell) -> str:
-    """+12%, or x 3.4 where the second best takes more than twice as long; nothing where it is not known."""
+    """+12%; = where that would be +0%, x 3.4 where it would be 100% or more; nothing where it is not known."""
     if cell.margin is None:
         return ""
+    if is_tie(cell):
+        return "="
     return f"+{cell.margin:.0%}" if cell.margin < 0.995 else f"×{1 + cell.margin:.3g}"
 
 

@@ -17,12 +17,13 @@ from pkv.viz.svg import GREY, INK, PALETTE, SMALL, Sheet, count_of, text_width
 
 MERGE, EMPTY = -1, -2  # keys beside the rows' own
 OPACITY = 0.8
-# upright stripes, since most pieces are wide and a few pixels high
+# slanted, since upright stripes would look like the bounds of items, and level ones are lost where pieces are low
+SLANTS = {"sparse": "M-2 2L2 -2M0 8L8 0M6 10L10 6", "dense": "M-2 2L2 -2M-2 6L6 -2M0 8L8 0M2 10L10 2M6 10L10 6"}
 TEXTURES = {
     "plain": "",
-    "sparse": '<path d="M1 0V8M9 0V8" stroke="#000" stroke-opacity=".6" stroke-width="1.3"/>',
-    "dense": '<path d="M1 0V8M5 0V8M9 0V8M13 0V8" stroke="#000" stroke-opacity=".6" stroke-width="1.3"/>',
-    "white": '<path d="M1 0V8M5 0V8M9 0V8M13 0V8" stroke="#fff" stroke-opacity=".85" stroke-width="1.6"/>',
+    "sparse": f'<path d="{SLANTS["sparse"]}" stroke="#000" stroke-opacity=".6" stroke-width="1.1"/>',
+    "dense": f'<path d="{SLANTS["dense"]}" stroke="#000" stroke-opacity=".6" stroke-width="1"/>',
+    "white": f'<path d="{SLANTS["dense"]}" stroke="#fff" stroke-opacity=".85" stroke-width="1.2"/>',
 }
 
 
@@ -84,8 +85,8 @@ class Patches:
                 name = f"key{key}"
                 fill = f"url(#{name})"
                 sheet.shapes.append(
-                    f'<defs><pattern id="{name}" width="16" height="8" patternUnits="userSpaceOnUse">'
-                    f'<rect width="16" height="8" fill="{style.colour}"/>{TEXTURES[style.texture]}</pattern></defs>'
+                    f'<defs><pattern id="{name}" width="8" height="8" patternUnits="userSpaceOnUse">'
+                    f'<rect width="8" height="8" fill="{style.colour}"/>{TEXTURES[style.texture]}</pattern></defs>'
                 )
             look = f' fill-opacity="{OPACITY:g}"' if key >= 0 else ""
             look += ' stroke="#fff" stroke-width=".5"' if edges and key != MERGE else ""

@@ -4,6 +4,7 @@ Each takes what its twin in SVG takes, and shows the same values: draw_timeline,
 `plot_timeline(pkv.simulate(plan)).savefig("timeline.pdf")` writes a file.
 """
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from pkv.viz.timeclaims import checked_timelines, claim
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HATCHES = {"plain": "", "sparse": "||", "dense": "||||||", "white": "||||"}  # rowstyles.TEXTURES in matplotlib's words
+HATCHES = {"plain": "", "sparse": "//", "dense": "//////", "white": "////"}  # rowstyles.TEXTURES in matplotlib's words
 
 
 def plot_timeline(timeline: Timeline) -> "Figure":
@@ -79,8 +80,8 @@ def _name_of(timeline: Timeline, key: int) -> str:
     return beside[key] if key < 0 else dict(keys_of(timeline.plan.lengths)[1])[key]
 
 
-def plot_regimes(cells: Iterable[Sequence[Any]]) -> "Figure":
-    """draw_regimes as a Figure: a panel for each raggedness, a letter and a colour for the best stage."""
+def plot_regimes(cells: Iterable[Sequence[Any]], note: str = "") -> "Figure":
+    """draw_regimes as a Figure: a panel for each raggedness, a letter and a colour for the best stage, and the note."""
     regimes = regimes_of(cells)
     n_columns, n_lines = len(regimes.longest), len(regimes.n_rows)
     per_line = max(1, min(len(regimes.panels), 14 // n_columns))
@@ -103,6 +104,9 @@ def plot_regimes(cells: Iterable[Sequence[Any]]) -> "Figure":
             for stage, (letter, colour) in regimes.looks.items():
                 look = {"facecolor": colour, "alpha": 0.45, "edgecolor": GREY, "linewidth": 0.5}
                 add_boxes(axes, boxes[stage], label=f"{letter} {stage}", **look)
+        if note:
+            caption = "\n".join(textwrap.wrap(note, 100))
+            figure.supxlabel(caption, x=0.01, ha="left", fontsize=8, color=GREY, parse_math=False)
         name_below(figure)
     return figure
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pkv.costs import slots_per_sm
 from pkv.simulation import Timeline
 from pkv.viz.svg import count_of, verb
 
@@ -53,8 +54,12 @@ def _reason(timeline: Timeline) -> str:
     end, row = decode["end_us"].max(), int(decode["row"][decode["end_us"].argmax()])
     others_end = decode["end_us"][decode["row"] != row].max(initial=0.0)
     if others_end and end - others_end > LONE * timeline.makespan_us:
-        n_last = int(((decode["row"] == row) & (decode["end_us"] > others_end)).sum())
-        return f"for the last {end - others_end:,.0f} us only row {row} is read, by {count_of(n_last, 'program')}"
+        last = decode[(decode["row"] == row) & (decode["end_us"] > others_end)]
+        programs = count_of(len(np.unique(last[["program", "head"]])), "program")
+        launch = timeline.plan.launches[int(last["launch"][0])]
+        n_slots = timeline.gpu.n_sms * slots_per_sm(timeline.plan, launch, timeline.gpu)
+        in_turn = " in turn" if len(last) > n_slots else ""
+        return f"for the last {end - others_end:,.0f} us only row {row} is read, by {programs}{in_turn}"
     ends = np.zeros(timeline.gpu.n_sms)
     np.maximum.at(ends, decode["sm"], decode["end_us"])
     n_without = int((ends == 0).sum())

@@ -69,7 +69,7 @@ def _notes(charts: Sequence[Chart]) -> list[str]:
     notes = [
         f"Simulated on {' and '.join(names)}, not measured. A lane is an SM, divided among the programs that run on it "
         "at once. White, up to the last line: idle. At the right: the share of the time from the first launch on in "
-        "which the SM reads nothing; to start up is not to read."
+        "which the SM reads nothing; a start-up is not reading."
     ]
     if any(timeline.fixed_us for timeline in timelines):
         notes.append("Hatched: what the step costs before its first launch.")
