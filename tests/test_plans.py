@@ -144,17 +144,6 @@ def has_kernel(shape, options):
     return why_not(shape, options.get("kernel")) is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("stage", stages())
-def test_many_random_plans(stage):
-    @settings(deadline=None, max_examples=2000, database=None)
-    @given(PLANNED)
-    def check(planned):
-        check_plan(stage, *planned)
-
-    check()
-
-
 # --- by hand ---
 
 

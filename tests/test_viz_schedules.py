@@ -347,13 +347,13 @@ def grey(colour, opacity=1.0):
 
 
 def test_eight_rows_merges_and_empty_items_differ_without_colour():
-    looks = {key: rowstyles.style_of(key) for key in [*range(8), rowstyles.MERGE]}
+    looks = {key: rowstyles.style_of(key) for key in [*range(8), rowstyles.MERGE, rowstyles.EMPTY]}
     for (a, first), (b, second) in itertools.combinations(looks.items(), 2):
         shades = [grey(look.colour, rowstyles.OPACITY if key >= 0 else 1.0) for key, look in ((a, first), (b, second))]
         assert first.texture != second.texture or abs(shades[0] - shades[1]) > 25, (a, b)
     assert len(set(rowstyles.STYLES)) == len(rowstyles.STYLES) == 14
-    empty = grey(rowstyles.style_of(rowstyles.EMPTY).colour)
-    assert grey(rowstyles.style_of(rowstyles.MERGE).colour) + 100 < empty < 200
+    textures = [style.texture for style in rowstyles.STYLES]
+    assert rowstyles.style_of(rowstyles.EMPTY).texture not in textures, "an item without a token looks like no row"
 
 
 @pytest.mark.parametrize("n_rows", [15, 300])

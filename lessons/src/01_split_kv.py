@@ -176,7 +176,7 @@ print("48 ways, all within 1e-14:", worst < 1e-14)
 viz.draw_merge(drawn, [(0, 1, 2), (2, 1, 0), (0, 2, 1)], "average of the outs")
 
 # %% [markdown]
-# **The wrong logarithm.** Kernels compute in base 2, because exp2 is one instruction. FlashInfer returns its lse in base 2; ours is natural. Take one for the other, and a heavy state counts too much: log2(w) is 1.44 · ln(w), so a state of weight w counts as w to the power of 1.44.
+# **The wrong logarithm.** Kernels compute in base 2, because exp2 is one instruction. FlashInfer, a library of attention kernels that servers use, returns its lse in base 2; ours is natural. Take one for the other, and a heavy state counts too much: log2(w) is 1.44 · ln(w), so a state of weight w counts as w to the power of 1.44.
 #
 # **Predict.** Part A: 3 tokens of value 1. Part B: 1 token of value 0. What is right, and what comes out if both lse are in base 2 and are read as natural ones?
 
@@ -349,7 +349,7 @@ widgets.explore_merge([0, 4, 7, 9, 10])
 # %% [markdown]
 # ## Measure it
 #
-# On a GPU, this cell times one row of 65,536 tokens: unsplit, split, and FlashInfer's decode with tensor cores, if it is installed. Each is checked before it is timed. Then: 20 calls, caches emptied before each, the median. Planning is done before, on both sides.
+# On a GPU, this cell times one row of 65,536 tokens: unsplit, split, and FlashInfer's decode on tensor cores (the GPU's units for small matrix products, which our kernels use too), if it is installed. Each is checked before it is timed. Then: 20 calls, caches emptied before each, the median. Planning is done before, on both sides.
 
 # %%
 if not torch.cuda.is_available() or pkv.INTERPRETED:

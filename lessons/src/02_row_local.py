@@ -130,7 +130,7 @@ changes = difflib.ndiff(body(split_kv_kernel), body(row_local_kernel))
 print(*[line for line in changes if line[0] in "+-"], sep="\n")
 
 # %% [markdown]
-# One length, its own. `first_tile(s, S, n)` is n · s // S, and `row_ids` is there for `length_buckets`, which shares the kernel of `split_kv`. The `if` is new too: a program without a token leaves early. It does not load its query.
+# One length, its own. `first_tile(s, S, n)` is n · s // S. `n_cuts` is how many splits get a tile: all of them, or one per tile of a short row. `row_ids` is there for `length_buckets`, which shares the kernel of `split_kv`. The `if` is new too: a program without a token leaves early. It does not load its query. (Not so where rows are unsplit: then it must write the row's result.)
 #
 # ## What an empty split leaves behind
 #
@@ -210,7 +210,7 @@ for stage in ("split_kv", "row_local"):
 #
 # ## What is it worth? First, nothing
 #
-# No GPU is needed to ask. `pkv.simulate` plays a plan on a model of a card: a program takes the first free place on an SM, starts up, then reads its bytes, and all that read share the memory. What a start-up costs on an RTX 3060, and how fast it reads, was fitted to times that the paper published. It is a model: it charges an empty program the same start-up as any other, and does not know that ours leave early.
+# No GPU is needed to ask. `pkv.simulate` plays a plan on a model of a card: a program takes the first free place on an SM, starts up, then reads its bytes, and all that read share the memory. What a start-up costs on an RTX 3060, and how fast it reads, was fitted to times that a paper published, the one that this course follows: M. Ahmed, *PersistentKV*, arXiv 2606.26666. It is a model: it charges an empty program the same start-up as any other, and does not know that ours leave early.
 
 # %%
 from pkv.gpus import load_gpu
@@ -254,7 +254,7 @@ viz.draw_timelines(played(4))
 viz.draw_timelines(played(6))
 
 # %% [markdown]
-# One for each KV head under `split_kv`. Row 7 whole is not much less than a sixth of row 0, and it begins when row 0 is done. So its programs go on alone, and each reads at the speed of a single program: most of what the memory could do is left unused. Under `row_local` six times as many programs share the row, and nearly all SMs have work to the end.
+# One for each KV head under `split_kv`. Rows 5 to 7 whole are not much less than a sixth of row 0, and they begin when row 0 is done. So 24 programs go on alone, then 16, then the 8 of row 7, and each reads at the speed of a single program: most of what the memory could do is left unused. Under `row_local` six times as many programs share the row, and nearly all SMs have work to the end.
 #
 # ## And sometimes a loss
 #

@@ -310,7 +310,7 @@ def map_of(charge_planning):
 
 
 kernels = map_of(charge_planning=False)
-viz.draw_regimes(kernels)
+viz.draw_regimes(kernels, "Predicted, kernels alone.")
 
 # %% [markdown]
 # In the *ragged* and *one long* batches, where one row outlasts the others: from 8 rows and 16K tokens on, and at 4K in half of the cells. With fewer rows its splits reach enough SMs, and with many equal rows there is always enough left to read. (With exactly 8 equal rows it loses too; the question at the end asks why.) Short batches are FlashInfer's as well: its programs read faster one by one, and there are too few of ours to make up for that.
@@ -339,10 +339,10 @@ print(f"right in {len(kernels)} cells: gates {right}, always FlashInfer {always}
 # **Predict.** Which cells change hands first, those of short steps or of long ones?
 
 # %%
-viz.draw_regimes(map_of(charge_planning=True))
+viz.draw_regimes(map_of(charge_planning=True), "Predicted, FlashInfer's planning charged.")
 
 # %% [markdown]
-# The same kernels, and another winner in most cells. What FlashInfer keeps are long steps: they take so long that the planning hardly counts. (Where our stages make the same plan, as with one row, the map names the first, and says +0%.)
+# The same kernels, and another winner in most cells. What FlashInfer keeps are long steps: they take so long that the planning hardly counts. (Where our stages make the same plan, as with one row, the map names the first, and says =.)
 #
 # Which count is right? A plan depends on the lengths, and these are the same in all layers of the model. So one plan serves every layer of a step, and its cost is shared by them. A benchmark with one layer charges it to that one.
 #
@@ -388,7 +388,7 @@ for tokens in ("8192", "32768", "65536"):
 #
 # The **regret** of a choice is its time over the time of the best choice for the same step, less 1. The best is known only afterwards. Regret says what choosing badly costs, and in how many percent.
 #
-# A policy that is tuned on some steps looks good on those. So tune on one seed and judge on others. The paper found its gates and split counts on seed 20260622; the costs were fitted to seed 20260623; here five seeds judge, 20260623 to 20260627. (The first of them gave the costs, but with other data: its published times. Here its steps are simulated.) We tune one thing ourselves, on the paper's calibration seed: how many splits a queue should make, the same for all rows. And to *always* take one stage is a policy too, and the one to beat. *One long* is a trace of ours; the others are the paper's.
+# A policy that is tuned on some steps looks good on those. So tune on one seed and judge on others. The paper found its gates and split counts on seed 20260622; the costs were fitted to seed 20260623; here four other seeds judge, 20260624 to 20260627. We tune one thing ourselves, on the paper's calibration seed: how many splits a queue should make, the same for all rows. And to *always* take one stage is a policy too, and the one to beat. *One long* is a trace of ours; the others are the paper's.
 #
 # **Predict.** Which of "always FlashInfer" and "always the queue" has the larger regret with 8 rows? And with 4?
 
@@ -428,7 +428,7 @@ print("bucketed, 1 row: policy paper takes", paper.taken, f"worst {paper.worst:.
 # %% [markdown]
 # No fixed stage is good in all five. Tuning the queue's splits helps where its own cut is poor, and does not make it right for few rows. The gates do well on the traces that they were found for, and less so with one long row among short ones. The predictions are nearly always right.
 #
-# Why is the worst step of *policy paper* so bad on *bucketed*? At one of the five seeds a row of 16,384 tokens comes within the 64 steps. There the gates switch to buckets, and FlashInfer would be faster. That happens in few steps, so the mean hides it.
+# Why is the worst step of *policy paper* so bad on *bucketed*? At one of the four seeds a row of 16,384 tokens comes within the 64 steps. There the gates switch to buckets, and FlashInfer would be faster. That happens in few steps, so the mean hides it.
 #
 # Be careful with the sentence about the predictions. **The truth here is the simulator**, and the predictions are its closed form. So the picture shows that the formula is good enough to stand in for the simulator, and what a perfect knowledge of the costs would be worth. It cannot show that the simulator is right. For that, judge on measurements.
 #

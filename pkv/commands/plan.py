@@ -4,10 +4,9 @@ Of a trace it prints the means of all steps.
 """
 
 import argparse
-import dataclasses
 
 from pkv.commands import arguments
-from pkv.commands.means import GLOSSARY, PLANNING, as_lines, means_of, plan_of
+from pkv.commands.means import GLOSSARY, PLANNING, as_lines, means_of, numbers_of, plan_of, timeline_of
 from pkv.commands.output import print_json, say
 from pkv.commands.steps import add_steps, steps_from
 from pkv.gpus import resolve_gpu
@@ -42,8 +41,10 @@ def execute(args: argparse.Namespace) -> int:
     (lengths,) = steps.lengths
     made = plan_of(lengths, args)
     if args.json:
-        head = {"stage": made.stage, "lengths": lengths, "items": made.n_items}
-        print_json(head | dataclasses.asdict(made.counters) | {"plan": made.to_dict()})
+        head = {"stage": made.stage, "lengths": lengths, "items": made.n_items, "gpu": made.gpu.name}
+        numbers = numbers_of(made, timeline_of(made))
+        del numbers["gpu_ms"]
+        print_json(head | numbers | {"plan": made.to_dict()})
     else:
         say(str(made))
     return 0

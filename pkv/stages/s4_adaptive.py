@@ -6,8 +6,9 @@ policy="paper" is the published rule, to the letter, for a step of B rows with t
     B <= 1               length_buckets        B >= 8                   workqueue            otherwise  flashinfer
 
 policy="cost" plans the step with every stage, FlashInfer included, predicts each plan's time on the GPU (pkv.costs),
-and takes the least; planning on the host is charged to none. Both policies are pure functions of lengths, shape and
-GPU: the same step gets the same plan on every machine.
+and takes the least. Planning on the host is charged to none, nor is this choice, which takes some ms of Python at 8
+rows: it pays where a plan serves many layers. Both policies are pure functions of lengths, shape and GPU: the same step
+gets the same plan on every machine.
 
 The plan that results is the winner's own. Only when it runs does it turn out whether FlashInfer is there and takes this
 cache. If not, stage `fallback` runs in its place, with one warning that says why.

@@ -19,10 +19,12 @@ MERGE, EMPTY = -1, -2  # keys beside the rows' own
 OPACITY = 0.8
 # slanted, since upright stripes would look like the bounds of items, and level ones are lost where pieces are low
 SLANTS = {"sparse": "M-2 2L2 -2M0 8L8 0M6 10L10 6", "dense": "M-2 2L2 -2M-2 6L6 -2M0 8L8 0M2 10L10 2M6 10L10 6"}
+CHECKS = "".join(f"M{x} {y}h2v2h-2z" for y in range(0, 8, 2) for x in range(y % 4, 8, 4))
 TEXTURES = {
     "plain": "",
     "sparse": f'<path d="{SLANTS["sparse"]}" stroke="#000" stroke-opacity=".6" stroke-width="1.1"/>',
     "dense": f'<path d="{SLANTS["dense"]}" stroke="#000" stroke-opacity=".6" stroke-width="1"/>',
+    "checked": f'<path d="{CHECKS}"/>',
     "white": f'<path d="{SLANTS["dense"]}" stroke="#fff" stroke-opacity=".85" stroke-width="1.2"/>',
 }
 
@@ -59,12 +61,12 @@ def keys_of(lengths: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int64], list
 
 
 def style_of(key: int) -> Style:
-    """The look of a key; MERGE is black, EMPTY grey.
+    """The look of a key; MERGE is black, EMPTY checked, so that no row looks like it in grey.
 
     >>> style_of(0)
     Style(colour='#0072B2', texture='plain')
     """
-    return STYLES[key] if key >= 0 else Style(INK if key == MERGE else "#b8b8b8", "plain")
+    return STYLES[key] if key >= 0 else Style(INK, "plain") if key == MERGE else Style("#ffffff", "checked")
 
 
 class Patches:

@@ -22,7 +22,13 @@ from pkv.viz.timeclaims import checked_timelines, claim
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-HATCHES = {"plain": "", "sparse": "//", "dense": "//////", "white": "////"}  # rowstyles.TEXTURES in matplotlib's words
+HATCHES = {
+    "plain": "",
+    "sparse": "//",
+    "dense": "//////",
+    "white": "////",
+    "checked": "....",
+}  # rowstyles.TEXTURES in matplotlib's words
 
 
 def plot_timeline(timeline: Timeline) -> "Figure":
@@ -50,7 +56,7 @@ def plot_timeline(timeline: Timeline) -> "Figure":
             )
         for key, found in sorted(boxes.items(), key=lambda entry: (entry[0] < 0, entry)):
             style = style_of(key)
-            edge = INK if style.texture in ("sparse", "dense") else "#ffffff"  # the colour of the hatch too
+            edge = INK if style.texture in ("sparse", "dense", "checked") else "#ffffff"  # the colour of the hatch too
             look = {
                 "hatch": HATCHES[style.texture],
                 "edgecolor": edge,
