@@ -282,7 +282,9 @@ def test_plan_prints_the_plan(capsys):
     options = "--lengths 5,40,1000 --splits 4 --gpu rtx3060"
     assert main(["plan", *options.split()]) == 0
     shape = pkv.Shape(32, 8, 128, 16, "float16")
-    assert capsys.readouterr().out == f"{pkv.plan([5, 40, 1000], shape, splits=4, gpu='rtx3060')}\n"
+    made = pkv.plan([5, 40, 1000], shape, splits=4, gpu="rtx3060")
+    idle = pkv.simulate(made).tail_idle
+    assert capsys.readouterr().out == f"{made}\n  tail_idle {idle:.3g}, simulated on rtx3060\n"
 
 
 @pytest.mark.parametrize("stage", list(pkv.STAGES))
@@ -291,10 +293,21 @@ def test_plan_as_json(stage, capsys):
     assert main(["plan", "--json", *options.split()]) == 0
     found = json.loads(capsys.readouterr().out)
     made = pkv.plan([5, 0, 100], pkv.Shape(4, 2, 64, 8, "bfloat16"), stage, gpu="h200")
-    assert set(found) == {"stage", "lengths", "items", "plan", *COUNTERS}
+    assert set(found) == {"stage", "lengths", "items", "gpu", "plan", "tail_idle", *COUNTERS}
+    assert (found["gpu"], found["tail_idle"]) == ("h200", None), "nobody knows what things cost there"
     assert (found["stage"], found["lengths"], found["items"]) == (made.stage, [5, 0, 100], made.n_items)
     assert [found[name] for name in COUNTERS] == [getattr(made.counters, name) for name in COUNTERS]
     assert pkv.Plan.from_json(json.dumps(found["plan"])) == made
+
+
+def test_plan_of_one_step_says_how_idle_the_sms_are(capsys):
+    options = "plan --lengths 5,100 --stage workqueue --gpu rtx3060"
+    made = pkv.plan([5, 100], pkv.Shape(32, 8, 128, 16, "float16"), "workqueue", gpu="rtx3060")
+    idle = pkv.simulate(made, "rtx3060").tail_idle
+    assert main([*options.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tail_idle"] == pytest.approx(idle)
+    assert main(options.split()) == 0
+    assert f"tail_idle {idle:.3g}" in capsys.readouterr().out
 
 
 def test_plan_takes_every_option(capsys):

@@ -40,11 +40,12 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     (lengths,) = steps.lengths
     made = plan_of(lengths, args)
+    numbers = numbers_of(made, timeline_of(made))
+    del numbers["gpu_ms"]
     if args.json:
         head = {"stage": made.stage, "lengths": lengths, "items": made.n_items, "gpu": made.gpu.name}
-        numbers = numbers_of(made, timeline_of(made))
-        del numbers["gpu_ms"]
         print_json(head | numbers | {"plan": made.to_dict()})
     else:
-        say(str(made))
+        idle = numbers["tail_idle"]
+        say(str(made) + ("" if idle != idle else f"\n  tail_idle {idle:.3g}, simulated on {made.gpu.name}"))
     return 0
