@@ -114,8 +114,8 @@ class Plan:
     def counters(self) -> Counters:
         return count(self)
 
-    def tensor(self, name: str, device: torch.device) -> torch.Tensor:
-        """One of the arrays on `device`; all are copied there at once, and kept."""
+    def tensor(self, name: "str | tuple[int, ...]", device: torch.device) -> torch.Tensor:
+        """One of the arrays on `device`, or a launch's row numbers; all are copied there at once, and kept."""
         if (name, device) not in self._kept:
             self._upload(device)
         found: torch.Tensor = self._kept[name, device]
@@ -123,13 +123,13 @@ class Plan:
 
     def rows_tensor(self, launch: Launch, device: torch.device) -> torch.Tensor | None:
         """The launch's row numbers on `device`, or None where they are all rows in order."""
-        return None if len(launch.rows) == self.n_rows else self.tensor(f"rows {launch.rows}", device)
+        return None if len(launch.rows) == self.n_rows else self.tensor(launch.rows, device)
 
     def _upload(self, device: torch.device) -> None:
         """One copy for all arrays. Each begins at a multiple of 16 bytes, so that kernels find all aligned alike."""
-        arrays = {name: getattr(self, name) for name in ("items", "program_offsets", "partial_offsets", "item_order")}
-        arrays |= {f"rows {launch.rows}": np.array(launch.rows, dtype=np.int32) for launch in self.launches}
-        arrays = {name: array for name, array in arrays.items() if array is not None}
+        names = ("items", "program_offsets", "partial_offsets", "item_order")
+        arrays: dict[Any, Int32Array] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        arrays |= {launch.rows: np.array(launch.rows, dtype=np.int32) for launch in self.launches}
         begins = np.cumsum([0] + [-(-array.size // 4) * 4 for array in arrays.values()])
         packed = np.zeros(begins[-1], dtype=np.int32)
         for array, begin in zip(arrays.values(), begins, strict=False):
