@@ -29,7 +29,7 @@ from pkv.tile import attend_tokens, load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
 # The best on average over 18 batches, on an H200 and on 28 of its SMs (data/results/default_cuts.json). With one fill a
-# row of 64k among 63 short ones takes 7 times as long.
+# row of 64k among 63 short ones takes 5 to 7 times as long.
 OVERSUBSCRIPTION, LEAST_SPLITS = 3, 12
 
 
