@@ -200,3 +200,12 @@ def int_lengths(lengths: Ints) -> Int32Array:
     for row in np.flatnonzero((array < 0) | (array > LONGEST_ROW))[:1]:
         raise ValueError(f"lengths[{row}] = {array[row]} must lie in 0 .. {LONGEST_ROW} (tokens of row {row})")
     return array.astype(np.int32)
+
+
+def offsets_of(counts: npt.NDArray[np.int64]) -> Int32Array:
+    """Where each of so many begins, and where the last ends.
+
+    >>> offsets_of(np.array([1, 2, 0])).tolist()
+    [0, 1, 3, 3]
+    """
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

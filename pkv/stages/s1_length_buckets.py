@@ -11,7 +11,7 @@ import numpy as np
 
 from pkv.configs import choose_tile, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
-from pkv.plans import Int32Array, Launch, Plan
+from pkv.plans import Int32Array, Launch, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import default_splits, fault_of_items, indices_of, launch, launches_of, split_items
 
@@ -38,7 +38,7 @@ def plan(
     for length, rows in buckets:
         if length:
             row_splits[rows] = splits or default_splits(len(rows), shape, length, tile, profile.n_sms, resident)
-    partial_offsets = np.concatenate([[0], np.cumsum(row_splits)]).astype(np.int32)
+    partial_offsets = offsets_of(row_splits)
 
     items = np.empty((partial_offsets[-1], 3), dtype=np.int32)
     order: list[int] = []

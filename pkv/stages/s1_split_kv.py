@@ -47,16 +47,26 @@ def plan(
     n_splits = splits or default_splits(n_rows, shape, longest, tile, profile.n_sms, resident)
     if longest == 0:
         n_splits = 1  # nothing to cut
+    items = split_items(lengths, longest, n_splits, tile)
+    return rectangle("split_kv", lengths, shape, items, n_splits, tile, profile, resident, dynamic)
+
+
+def rectangle(
+    stage: str, lengths: Int32Array, shape: Shape, items: Int32Array, n_splits: int, tile: int, gpu: GpuProfile,
+    resident: int, dynamic: bool,
+) -> Plan:  # fmt: skip
+    """The plan of a grid of rows x splits: n_splits items for each row, a program for each, in two launches."""
+    n_rows = len(lengths)
     return Plan(
-        stage="split_kv",
+        stage=stage,
         shape=shape,
         lengths=lengths,
-        items=split_items(lengths, longest, n_splits, tile),
+        items=items,
         program_offsets=np.arange(n_rows * n_splits + 1, dtype=np.int32),
         partial_offsets=np.arange(n_rows + 1, dtype=np.int32) * n_splits,
         launches=launches_of(tuple(range(n_rows)), 0, n_splits),
         tile=tile,
-        gpu=profile,
+        gpu=gpu,
         programs_per_sm=resident,
         dynamic=dynamic,
     )

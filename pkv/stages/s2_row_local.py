@@ -24,7 +24,7 @@ from pkv.launching import KernelArgs
 from pkv.merging import launch_merge
 from pkv.plans import Int32Array, Plan
 from pkv.shapes import Shape
-from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, launches_of
+from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, rectangle
 from pkv.tile import attend_tokens, load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
@@ -51,19 +51,8 @@ def plan(
     n_splits = splits or ragged_splits(n_rows, shape, longest, tile, profile.n_sms, resident)
     if longest == 0:
         n_splits = 1  # nothing to cut
-    return Plan(
-        stage="row_local",
-        shape=shape,
-        lengths=lengths,
-        items=own_items(lengths, n_splits, tile),
-        program_offsets=np.arange(n_rows * n_splits + 1, dtype=np.int32),
-        partial_offsets=np.arange(n_rows + 1, dtype=np.int32) * n_splits,
-        launches=launches_of(tuple(range(n_rows)), 0, n_splits),
-        tile=tile,
-        gpu=profile,
-        programs_per_sm=resident,
-        dynamic=dynamic,
-    )
+    items = own_items(lengths, n_splits, tile)
+    return rectangle("row_local", lengths, shape, items, n_splits, tile, profile, resident, dynamic)
 
 
 def ragged_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: int, resident: int) -> int:

@@ -24,7 +24,7 @@ from pkv.configs import MOST_WARPS, choose_tile, even_programs, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.launching import KernelArgs
 from pkv.merging import launch_merge
-from pkv.plans import Int32Array, Launch, Plan
+from pkv.plans import Int32Array, Launch, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
 from pkv.stages.s2_row_local import own_items
@@ -117,11 +117,6 @@ def find_ordering(name: str) -> Callable[[Int32Array], Int32Array | None]:
     if not isinstance(name, str) or name not in ORDERINGS:
         raise ValueError(f"ordering = {name!r} does not exist; choose one of {', '.join(ORDERINGS)}")
     return ORDERINGS[name]
-
-
-def offsets_of(counts: npt.NDArray[np.int64]) -> Int32Array:
-    """[0, counts[0], counts[0] + counts[1], ...]"""
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
 def queue_launches(row_items: npt.NDArray[np.int64], n_programs: int, most_items: int) -> tuple[Launch, ...]:

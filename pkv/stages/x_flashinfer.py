@@ -25,7 +25,7 @@ from pkv.cache import PagedKVCache
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.pagedtensors import upload
 from pkv.paging import csr_positions
-from pkv.plans import Int32Array, Plan
+from pkv.plans import Int32Array, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.x_flashinfer_rules import (
     KERNELS,
@@ -73,7 +73,7 @@ def plan(
         lengths=lengths,
         items=items,
         program_offsets=np.arange(len(items) + 1, dtype=np.int32),
-        partial_offsets=np.concatenate([[0], np.cumsum(row_items)]),
+        partial_offsets=offsets_of(row_items),
         launches=launches_of(row_items),
         tile=shape.page_size,
         gpu=profile,
