@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import pkv
+from pkv.bench.batches import UNMAPPED, bytes_needed, poisoned_batch
 from pkv.cli import main
 from pkv.commands import demo, limits, output
-from pkv.commands.batches import UNMAPPED, bytes_needed, poisoned_batch
 
 SHAPE = pkv.Shape(4, 2, 16, 4, "float32")
 KEYS = {

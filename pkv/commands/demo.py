@@ -16,9 +16,9 @@ import torch
 
 from pkv._triton import triton
 from pkv.accuracy import Yardstick
+from pkv.bench.batches import poisoned_batch
 from pkv.cache import PagedKVCache
 from pkv.commands.arguments import DTYPES, add_json, lengths_of, seed_of
-from pkv.commands.batches import poisoned_batch
 from pkv.commands.limits import refuse_what_does_not_fit, refuse_what_takes_long
 from pkv.commands.machine import device_label
 from pkv.commands.output import Progress, print_json, say, table

@@ -4,8 +4,8 @@ import os
 
 import torch
 
+from pkv.bench.batches import bytes_needed
 from pkv.commands import CommandError
-from pkv.commands.batches import bytes_needed
 from pkv.plans import Plan
 from pkv.shapes import Shape
 

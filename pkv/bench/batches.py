@@ -1,4 +1,4 @@
-"""Ragged batches to try kernels on: shuffled pages, and NaN wherever a kernel must not look.
+"""Ragged batches to try kernels on: shuffled pages, and NaN (or another value) wherever a kernel must not look.
 
 Lengths [5, 0], page size 4: row 0 has 2 of 5 pages, in any order; slots 1..3 of its second page, the three pages that
 no row has, and what the table's unused entries point at are NaN.
@@ -14,9 +14,9 @@ UNMAPPED = 3  # pages that no row has
 
 
 def poisoned_batch(
-    lengths: list[int], shape: Shape, seed: int, device: torch.device
+    lengths: list[int], shape: Shape, seed: int, device: torch.device, unused: float = torch.nan
 ) -> tuple[torch.Tensor, PagedKVCache]:
-    """q [n_rows, n_q_heads, head_dim] and a cache of random tokens, made on `device`."""
+    """q [n_rows, n_q_heads, head_dim] and a cache of random tokens, made on `device`; `unused` where no token lies."""
     generator = torch.Generator(device).manual_seed(seed)
     known = np.array(lengths, dtype=np.int64)
     n_used = -(-known // shape.page_size)
@@ -38,7 +38,7 @@ def poisoned_batch(
     filled[page_ids[-UNMAPPED:]] = 0
     is_unused = torch.from_numpy(np.arange(shape.page_size) >= filled[:, None]).to(device)  # [n_pages, page_size]
     for pages in (k, v):
-        pages[is_unused] = torch.nan
+        pages[is_unused] = unused
 
     block_table = torch.from_numpy(table).to(device)
     lengths_there = torch.from_numpy(known.astype(np.int32)).to(device)
