@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from pkv.bench import provenance
 from pkv.cli import main
 from pkv.commands import doctor, machine, selftest
 from pkv.commands.diagnosis import problems_of, why_cpu
@@ -428,5 +429,5 @@ def test_a_driver_library_that_triton_does_not_find():
     "command", [["no-such-program"], ["false"], ["sleep", "60"]], ids=["missing", "fails", "hangs"]
 )
 def test_programs_that_do_not_answer(command, monkeypatch):
-    monkeypatch.setattr(machine, "PATIENCE", 1)
+    monkeypatch.setattr(provenance, "PATIENCE", 1)
     assert machine.answer_of(*command) == ""

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from pkv._triton import GPU_VISIBLE, INTERPRETED, triton
+from pkv.bench.provenance import PATIENCE, answer_of
 from pkv.commands.selftest import SelfTest, kernel_device, run_self_test
 
 DEFAULT_CUDA = "/usr/local/cuda"
 WSL_LIBRARIES = "/usr/lib/wsl/lib"
-PATIENCE = 120  # seconds for another program's answer
 # In a process of its own, so that an import that aborts or never returns is a reason shown, like any other.
 PROBE = "import sys; sys.path[:] = {path!r}; import flashinfer"
 
@@ -141,14 +141,6 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def answer_of(*command: str) -> str:
-    """What a program prints; nothing where it is missing or fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
 
 
 def probe_flashinfer(gpu: Gpu | None, missing_tools: list[str]) -> FlashInfer:

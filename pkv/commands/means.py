@@ -8,7 +8,7 @@ from typing import Any
 
 from pkv.commands import CommandError
 from pkv.commands.arguments import OPTIONS
-from pkv.commands.output import Progress, table
+from pkv.commands.output import MOST_MARKS, Progress, table
 from pkv.commands.steps import Steps
 from pkv.costs import before_us
 from pkv.decoding import plan
@@ -16,7 +16,6 @@ from pkv.plans import Plan
 from pkv.shapes import Shape
 from pkv.simulation import Timeline, simulate
 
-MOST_MARKS = 40  # of a progress bar
 PLANNING = "flashinfer_plan_ms"  # only of steps that FlashInfer plans; part of gpu_ms
 GLOSSARY = """\
 what the counters count, for one step of one layer; sizes in MiB:

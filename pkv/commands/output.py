@@ -16,6 +16,7 @@ from typing import Any
 
 from pkv.commands import CommandError
 
+MOST_MARKS = 40  # of a progress bar
 CLOSED = "stdout is closed, so there is nowhere to print to: run pkv with stdout open, or send it to a file"
 
 
@@ -79,7 +80,9 @@ class Progress:
         """`what` begins, as the next of `total` steps."""
         self.done += 1
         if self.shown:
-            bar = "#" * self.done + "." * (self.total - self.done)
+            n_marks = min(self.total, MOST_MARKS)
+            n_full = self.done * n_marks // self.total
+            bar = "#" * n_full + "." * (n_marks - n_full)
             print(f"\r\x1b[K[{bar}] {what}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:

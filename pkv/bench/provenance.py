@@ -1,0 +1,141 @@
+"""Where and with what something is measured: GPU, clocks, versions, commit. What cannot be read is None."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import torch
+
+from pkv._triton import triton
+from pkv.bench.records import Run
+
+PACKAGES = {"flashinfer": "flashinfer-python", "vllm": "vllm", "sglang": "sglang", "numpy": "numpy"}
+COMMIT = "PKV_COMMIT"  # environment variable: the commit of a copy that has no .git
+PATIENCE = 120  # seconds for another program's answer
+READINGS = {
+    "sm_mhz": "clocks.sm",
+    "memory_mhz": "clocks.mem",
+    "most_sm_mhz": "clocks.max.sm",
+    "power_limit_w": "power.limit",
+    "temperature_c": "temperature.gpu",
+    "driver": "driver_version",
+}  # ours: nvidia-smi's
+
+
+def run_of(grid: str, device: torch.device, floor_us: float, settings: dict[str, Any]) -> Run:
+    """The head of a sweep that begins now on `device`."""
+    now = datetime.now(UTC)
+    commit, changed = commit_of(Path(__file__).parents[2])
+    return Run(
+        run=f"{now:%Y%m%dT%H%M%S}-{uuid4().hex[:6]}",
+        grid=grid,
+        date=f"{now:%Y-%m-%dT%H:%M:%SZ}",
+        gpu=gpu_facts(device),
+        versions=versions(),
+        commit=commit,
+        changed=changed,
+        floor_us=round(floor_us, 2),
+        settings=settings,
+        cpu=cpu_model(),
+        platform=platform.platform(terse=True),
+    )
+
+
+def gpu_facts(device: torch.device) -> dict[str, Any]:
+    """Title, architecture, SMs that a program may use, memory; the clocks as they are now, under load or not."""
+    card = torch.cuda.get_device_properties(device)
+    facts: dict[str, Any] = {
+        "title": card.name,
+        "arch": card.major * 10 + card.minor,
+        "n_sms": card.multi_processor_count,
+        "memory_gb": round(card.total_memory / 1e9, 1),
+        "peak_gb_per_s": peak_gb_per_s(card),
+    }
+    query = ",".join(READINGS.values())
+    answer = answer_of(
+        "nvidia-smi", f"--id={smi_index(device)}", f"--query-gpu={query}", "--format=csv,noheader,nounits"
+    )
+    values = [value.strip() for value in answer.split(",")]
+    if len(values) == len(READINGS):
+        facts |= {name: number(value) for name, value in zip(READINGS, values, strict=True)}
+    return facts
+
+
+def peak_gb_per_s(card: Any) -> float | None:
+    """The memory's own rate, from its clock and width: two bits a clock on each wire."""
+    clock_khz, width = (getattr(card, name, 0) for name in ("memory_clock_rate", "memory_bus_width"))
+    return round(2 * clock_khz * 1000 * width / 8 / 1e9, 1) or None
+
+
+def smi_index(device: torch.device) -> str:
+    """How nvidia-smi knows the device: torch counts only those that CUDA_VISIBLE_DEVICES names."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+    return f"GPU-{uuid}" if uuid else str(index)
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what takes part; None where it is missing."""
+    found = {
+        "python": platform.python_version(),
+        "pkv": str(importlib.import_module("pkv").__version__),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "triton": getattr(triton, "__version__", None),
+    }
+    return found | {name: version_of(name, package) for name, package in PACKAGES.items()}
+
+
+def version_of(module: str, package: str) -> str | None:
+    """Of an installed package, or of a module that is on the path without one; None where it has neither."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+    try:
+        return getattr(importlib.import_module(module), "__version__", None)
+    except Exception:  # a broken install may raise anything
+        return None
+
+
+def commit_of(folder: Path) -> tuple[str | None, bool]:
+    """(the commit of a clone, whether files of pkv differ from it); COMMIT tells where there is no .git."""
+    told = os.environ.get(COMMIT)
+    if told:
+        return told, False
+    top = answer_of("git", "-C", str(folder), "rev-parse", "--show-toplevel").strip()
+    if not top or Path(top) != folder:
+        return None, False
+    commit = answer_of("git", "-C", str(folder), "rev-parse", "HEAD").strip()
+    changes = answer_of("git", "-C", str(folder), "status", "--porcelain", "--", "pkv").strip()
+    return commit or None, bool(changes)
+
+
+def cpu_model() -> str:
+    """As Linux names it; empty elsewhere."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
+def answer_of(*command: str) -> str:
+    """What a program prints; nothing where it is missing or fails."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def number(text: str) -> float | str | None:
+    """What nvidia-smi says of one thing: a number, a version, or that it cannot tell."""
+    try:
+        return float(text)
+    except ValueError:
+        return None if text.startswith("[") else text

@@ -1,0 +1,345 @@
+"""Only what is right is timed, all engines in turn, and a sweep keeps what it has. Times here are made up."""
+
+from __future__ import annotations
+
+import json
+from itertools import count, pairwise
+
+import pytest
+import torch
+
+import pkv
+from pkv.accuracy import Accuracy
+from pkv.bench import measuring, sweep, timing
+from pkv.bench.engine import Engine, Ready
+from pkv.bench.loads import Load, Step, grid, load
+from pkv.bench.measuring import measure
+from pkv.bench.records import RecordError, Run, append, read_records
+
+CPU = torch.device("cpu")
+SHAPE = pkv.Shape(4, 2, 16, 4, "float32")
+LOAD = Load("two steps", SHAPE, (Step((9, 0, 3), 3), Step((10, 1, 4), 1)))
+
+
+class FakeClock:
+    """Runs what it times, and says that each takes longer than the last."""
+
+    def __init__(self):
+        self.calls = []
+        self.us = count(100)
+
+    def gpu_us(self, call, enqueue_us=0.0):
+        self.calls.append(call)
+        call()
+        return float(next(self.us)), 7.0
+
+    def host_us(self, call):
+        call()
+        return 50.0
+
+
+def engine(name, run, why_not=lambda batch: None, check=None, settings=None):
+    """An engine whose plan is the batch."""
+    return Engine(
+        name, "made for a test", "pkv", why_not,
+        lambda batch: Ready(lambda: batch, run, settings or {}, check=check),
+    )  # fmt: skip
+
+
+def reference(batch):
+    return pkv.run(batch.q, batch.cache, pkv.plan(batch.lengths, batch.shape, "reference"))
+
+
+def with_lengths(batch, change):
+    """The same pages, and lengths that are off."""
+    lengths = [change(length) for length in batch.lengths]
+    table = torch.nn.functional.pad(batch.cache.block_table, (0, 1))
+    there = torch.tensor(lengths, dtype=torch.int32)
+    cache = pkv.PagedKVCache(batch.cache.k_pages, batch.cache.v_pages, table, there)
+    return pkv.run(batch.q, cache, pkv.plan(lengths, batch.shape, "reference"))
+
+
+def measured(*engines, load=LOAD, rounds=4, clock=None, **options):
+    return measure(load, engines, CPU, "a run", clock or FakeClock(), rounds, **options)
+
+
+def test_a_right_engine_has_a_time_for_each_step():
+    found = measured(engine("right", reference, settings={"splits": 4}))
+    (right,) = found.timings
+    assert not found.wrong
+    assert right.gpu_us == (101.5, 105.5), "medians of 100..103, and of 104..107"
+    assert right.gpu_us_p5[0] < right.gpu_us[0] < right.gpu_us_p95[0]
+    assert (right.plan_us, right.wall_us, right.enqueue_us) == ((50.0, 50.0), (50.0, 50.0), (7.0, 7.0))
+    assert right.max_err <= right.tolerance
+    assert right.settings == {"splits": 4}
+    assert 0 < right.noise < 0.1
+
+
+@pytest.mark.parametrize("change", [lambda n: max(0, n - 1), lambda n: n + 1], ids=["one less", "one more"])
+def test_a_mask_that_is_off_by_one_has_no_time(change):
+    wrong = engine("off by one", lambda batch: with_lengths(batch, change))
+    found = measured(engine("right", reference), wrong)
+    assert [of_engine.engine for of_engine in found.timings] == ["right"]
+    assert "out is off by" in found.wrong["off by one"]
+
+
+def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_time():
+    calls = count()
+
+    def run(batch):
+        out, lse = reference(batch)
+        return (out if next(calls) < 3 else out + 1), lse
+
+    assert "after 4 rounds" in measured(engine("tired", run)).wrong["tired"]
+
+
+def test_a_wrong_lse_is_wrong():
+    def run(batch):
+        out, lse = reference(batch)
+        return out, lse / 0.6931
+
+    assert "lse by" in measured(engine("base 2", run)).wrong["base 2"]
+    assert not measured(engine("none", lambda batch: (reference(batch)[0], None))).wrong, "without lse, out alone"
+
+
+def test_nan_is_wrong():
+    assert measured(engine("nan", lambda batch: (reference(batch)[0] * torch.nan, None))).wrong
+
+
+def test_what_an_engine_raises_is_its_own_affair():
+    def run(batch):
+        raise RuntimeError("no such kernel. More.")
+
+    found = measured(engine("broken", run), engine("right", reference))
+    assert found.wrong == {"broken": "raised RuntimeError: no such kernel"}
+    assert len(found.timings) == 1
+
+
+def test_a_refusal_is_kept_whichever_step_it_is_for():
+    def why_not(batch):
+        return "takes no empty rows" if 0 in batch.lengths else None
+
+    for steps in (LOAD.steps, LOAD.steps[::-1]):
+        found = measured(engine("picky", reference, why_not), load=Load("x", SHAPE, steps))
+        (picky,) = found.timings
+        assert picky.refused == "takes no empty rows"
+        assert picky.gpu_us == ()
+
+
+def test_too_little_memory_is_a_refusal(monkeypatch):
+    def run(batch):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.")
+
+    (starved,) = measured(engine("starved", run)).timings
+    assert "memory" in starved.refused
+
+    def no_batch(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(measuring, "poisoned_batch", no_batch)
+    (right,) = measured(engine("right", reference)).timings
+    assert "no engine fits" in right.refused
+
+
+def test_engines_take_turns_in_an_order_that_rotates():
+    order = []
+
+    def noting(name):
+        def run(batch):
+            order.append(name)
+            return reference(batch)
+
+        return run
+
+    class OnlyGpu(FakeClock):
+        def gpu_us(self, call, enqueue_us=0.0):
+            order.append("|")
+            return super().gpu_us(call)
+
+        def host_us(self, call):
+            return 1.0
+
+    one_step = Load("x", SHAPE, LOAD.steps[:1])
+    measured(*(engine(name, noting(name)) for name in "abc"), load=one_step, rounds=3, clock=OnlyGpu())
+    timed = [name for before, name in pairwise(order) if before == "|"]
+    assert "".join(timed) == "abcbcacab"
+
+
+def test_reading_faster_than_the_memory_is_flagged():
+    n_bytes = LOAD.kv_bytes
+    for peak, is_flagged in ((n_bytes / 200 / 1000, True), (n_bytes / 50 / 1000, False), (None, False)):
+        (right,) = measured(engine("right", reference), peak_gb_per_s=peak).timings
+        assert bool(right.flags) == is_flagged
+    assert "above the card's" in measured(engine("r", reference), peak_gb_per_s=1e-9).timings[0].flags[0]
+
+
+def test_an_engine_that_is_no_attention_is_judged_by_its_own_check():
+    def run(batch):
+        return torch.ones(3), None
+
+    right = engine("stream", run, check=lambda result: Accuracy(0.0, 0.0, 0.0, 0.0))
+    wrong = engine("stream", run, check=lambda result: Accuracy(1.0, 0.0, 0.0, 0.0))
+    assert measured(right).timings
+    assert measured(wrong).wrong
+
+
+@pytest.mark.parametrize("lengths", [(), (0, 0)])
+def test_steps_without_a_token(lengths):
+    found = measured(engine("right", reference), load=Load("nothing", SHAPE, (Step(lengths),)))
+    assert not found.wrong
+    assert len(found.timings) == 1
+
+
+def test_noise_covers_the_same_engine_timed_twice():
+    assert timing.noise([100.0] * 20) == pytest.approx(0.005), "only the clock's resolution"
+    drifting = [100.0, 110.0] * 10  # even rounds differ from odd ones
+    assert timing.noise(drifting) > 10 / 105
+    assert timing.noise([0.0] * 4) == 0.0
+    rng = torch.Generator().manual_seed(0)
+    misses = 0
+    for _ in range(200):  # two medians of 20 normal times each: how often do they differ by more than their noise?
+        one, other = (100 + 2 * torch.randn(20, generator=rng) for _ in range(2))
+        gap = abs(float(one.median() / other.median()) - 1)
+        misses += gap > max(timing.noise(one.tolist()), timing.noise(other.tolist()))
+    assert misses <= 2
+
+
+# --- sweeps, on a machine without a GPU: the clock and the head of the run are made up
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch):
+    """sweep() as on a GPU called toy."""
+    names = count()
+
+    def run_of(grid_name, device, floor_us, settings):
+        gpu = {"title": "toy", "arch": 86, "n_sms": 28, "peak_gb_per_s": None}
+        return Run(f"run {next(names)}", grid_name, "2026-01-01T00:00:00Z", gpu, {}, None, False, floor_us, settings)
+
+    class Watch(FakeClock):
+        floor_us = 1.5
+
+        def __init__(self, device):
+            super().__init__()
+
+    monkeypatch.setattr(sweep, "Stopwatch", Watch)
+    monkeypatch.setattr(sweep, "run_of", run_of)
+    card = type("Card", (), {"name": "toy", "multi_processor_count": 28})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    return card
+
+
+@pytest.fixture
+def toy_grid(monkeypatch):
+    """A grid of three small loads."""
+    loads = tuple(Load(f"load {n}", SHAPE, (Step((n + 1, 5)),)) for n in range(3))
+    monkeypatch.setattr(sweep, "grid", lambda name: loads)
+    return loads
+
+
+def plan_of(loads, file, *engines):
+    return sweep.Sweep("toy", loads, engines, rounds=2, file=file)
+
+
+def test_a_sweep_writes_each_load_as_soon_as_it_is_measured(fake_gpu, toy_grid, tmp_path):
+    file = tmp_path / "records.jsonl"
+    running = sweep.sweep(plan_of(toy_grid, file, engine("right", reference)), CPU)
+    for n in range(1, 4):
+        next(running)
+        records = read_records([file])
+        assert [of_load.load for of_load in records.timings] == [f"load {k}" for k in range(n)]
+    assert records.runs["run 0"].floor_us == 1.5
+
+
+def test_a_killed_sweep_is_taken_up_where_it_stopped(fake_gpu, toy_grid, tmp_path):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    running = sweep.sweep(plan_of(toy_grid, file, right), CPU)
+    next(running)
+    running.close()
+    whole = file.read_text()
+    with file.open("a") as half:
+        half.write('{"schema": 1, "kind": "ti')
+    assert len(read_records([file]).timings) == 1, "half a line is left out"
+
+    todo = sweep.resume(file, lambda names: [right], CPU)
+    assert [of_load.name for of_load in todo.loads] == ["load 1", "load 2"]
+    list(sweep.sweep(todo, CPU))
+    assert file.read_text().startswith(whole), "what was there stays"
+    records = read_records([file])
+    assert [of_load.load for of_load in records.timings] == ["load 0", "load 1", "load 2"]
+    assert [of_load.run for of_load in records.timings] == ["run 0", "run 1", "run 1"]
+    assert not sweep.resume(file, lambda names: [right], CPU).loads
+
+
+def test_a_load_that_lacks_an_engine_is_measured_again(fake_gpu, toy_grid, tmp_path):
+    file = tmp_path / "records.jsonl"
+    right, wrong = engine("right", reference), engine("wrong", lambda batch: (batch.q, None))
+    for _, of_load, found in sweep.sweep(plan_of(toy_grid, file, right, wrong), CPU):
+        assert list(found.wrong) == ["wrong"], of_load
+    assert {of_load.engine for of_load in read_records([file]).timings} == {"right"}, "a wrong engine has no record"
+    assert len(sweep.resume(file, lambda names: [right, wrong], CPU).loads) == 3
+
+
+def test_resume_refuses_another_card(fake_gpu, toy_grid, tmp_path):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    next(sweep.sweep(plan_of(toy_grid, file, right), CPU))
+    fake_gpu.multi_processor_count = 132
+    with pytest.raises(RecordError, match="28 SMs, and this is toy with 132"):
+        sweep.resume(file, lambda names: [right], CPU)
+
+
+def test_resume_refuses_a_file_without_a_run(tmp_path):
+    file = tmp_path / "empty.jsonl"
+    file.touch()
+    with pytest.raises(RecordError, match="no run to go on with"):
+        sweep.resume(file, lambda names: [], CPU)
+
+
+def test_only_picks_loads_by_name():
+    assert [of_load.name for of_load in sweep.loads_of("smoke", "bimodal")] == ["bimodal(4,16k)", "bimodal(8,16k)"]
+    with pytest.raises(ValueError, match="no load of grid 'smoke' has 'x' in its name"):
+        sweep.loads_of("smoke", "x")
+
+
+# --- loads
+
+
+def test_loads_are_what_their_names_say():
+    assert load("bimodal", 5, 16384).steps[0].lengths == (16384, 2048, 2048, 2048, 16384)
+    assert load("zipf", 100, 65536).steps[0].lengths[98:] == (1024, 1024)
+    assert load("one_long", 3, 65536).steps[0].lengths == (65536, 512, 512)
+    assert max(load("short", 200).steps[0].lengths) <= 2048
+    assert min(load("uniform", 200, 16384).steps[0].lengths) >= 16384 // 8
+    assert load("uniform", 8, 16384) == load("uniform", 8, 16384), "the same seed draws the same"
+    with pytest.raises(ValueError, match="choose one of equal"):
+        load("even", 1, 1)
+
+
+def test_grids_hold_what_was_asked():
+    for name in ("smoke", "paper", "full", "growth"):
+        names = [of_load.name for of_load in grid(name)]
+        assert len(names) == len(set(names))
+    assert len(grid("smoke")) == 6
+    assert len(grid("paper")) == 75
+    assert 100 <= len(grid("full")) <= 130
+    assert max(of_load.kv_bytes for of_load in grid("full")) <= 16e9
+    assert max(of_load.kv_bytes for of_load in grid("paper")) < 2e9, "the paper's grid fits a 12 GB card"
+    assert {of_load.n_rows for of_load in grid("full")} == {1, 2, 4, 8, 16, 32, 64, 128, 256}
+    shapes = {of_load.shape for of_load in grid("full")}
+    assert {shape.group for shape in shapes} == {1, 4, 8}
+    assert {shape.page_size for shape in shapes} == {1, 16, 32, 64, 128}
+    assert {shape.head_dim for shape in shapes} == {64, 128, 256}
+    with pytest.raises(ValueError, match="choose one of smoke"):
+        grid("huge")
+
+
+def test_a_paper_load_has_the_steps_of_its_trace():
+    (one,) = [of_load for of_load in grid("paper") if of_load.name == "trace bimodal B8 seed 20260623"]
+    assert sum(step.weight for step in one.steps) == 48
+    assert one.kv_bytes / 2**20 == pytest.approx(550.5, abs=0.5), "paper.md's useful KV of a step"
+
+
+def test_a_line_is_json_of_its_schema(tmp_path):
+    file = tmp_path / "a.jsonl"
+    append(file, [LOAD], "r")
+    assert json.loads(file.read_text())["schema"] == 1
