@@ -11,11 +11,12 @@ wrote, the file's last one and without its end: readers leave that out, and `--r
 """
 
 import json
+import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from pkv.shapes import Shape
 
 SCHEMA = 1
 KINDS = ("run", "load", "time")
+TIMES = ("plan_us", "gpu_us", "gpu_us_p5", "gpu_us_p95", "enqueue_us", "wall_us")
 
 
 class RecordError(ValueError):
@@ -118,36 +120,38 @@ def read_records(paths: Iterable[str | os.PathLike[str]]) -> Records:
             entry = parsed(line, where)
             try:
                 if entry["kind"] == "run":
-                    run = Run(**known(Run, entry))
-                    runs[run.run] = run
+                    made = run_of(entry, runs)
+                    runs[made.run] = made
                 elif entry["kind"] == "load":
-                    loads[entry["load"]] = load_of(entry, loads.get(entry["load"]))
+                    loads[entry["load"]] = load_of(entry, loads)
                 else:
-                    timing = timing_of(entry, runs, loads)
-                    timings.append(timing)
-            except (KeyError, TypeError, ValueError) as error:
-                raise RecordError(f"{where}: {error!r} is wrong with this record of kind {entry['kind']!r}") from error
+                    timings.append(timing_of(entry, runs, loads))
+            except KeyError as error:
+                raise RecordError(f"{where}: field {error} is missing; docs/records.md lists the fields") from None
+            except (TypeError, ValueError) as error:
+                raise RecordError(f"{where}: {error}") from error
     return Records(runs, loads, tuple(timings))
 
 
 def whole_lines(path: Path) -> list[str]:
     """The lines of a file that were written to their end; RecordError where it cannot be read."""
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise RecordError(f"cannot read {path}: {reason}") from None
-    return text[: text.rfind("\n") + 1].splitlines()
+    return text.split("\n")[:-1]
 
 
 def parsed(line: str, where: str) -> dict[str, Any]:
     """A line as a dict whose schema and kind are known."""
+    origin = "records come from `pkv bench --record FILE`"
     try:
-        entry = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RecordError(f"{where} is not JSON ({error.msg}): records come from `pkv bench --record FILE`") from None
-    if not isinstance(entry, dict) or not isinstance(entry.get("schema"), int):
-        raise RecordError(f"{where} has no schema number: records come from `pkv bench --record FILE`")
+        entry = json.loads(line, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{where} is not JSON ({getattr(error, 'msg', error)}): {origin}") from None
+    if not isinstance(entry, dict) or type(entry.get("schema")) is not int or entry["schema"] < 1:
+        raise RecordError(f"{where} has no schema number: {origin}")
     if entry["schema"] > SCHEMA:
         raise RecordError(
             f"{where} is written in schema {entry['schema']}, and this pkv reads up to {SCHEMA}: update pkv to read it"
@@ -157,51 +161,85 @@ def parsed(line: str, where: str) -> dict[str, Any]:
     return entry
 
 
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
 def known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:
-    """The fields that a dataclass has; JSON's lists become tuples where it wants those."""
-    names = {made.name for made in fields(kind)}
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items() if name in names}
+    """The fields that a dataclass has; JSON's lists become tuples. KeyError where one without a default is missing."""
+    needed = [made.name for made in fields(kind) if made.default is MISSING and made.default_factory is MISSING]
+    found = {made.name: entry[made.name] for made in fields(kind) if made.name in entry or made.name in needed}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 
-def load_of(entry: dict[str, Any], before: Load | None) -> Load:
-    """The load of a line; `before`: that of an earlier line with the same name, which must be the same."""
+def run_of(entry: dict[str, Any], runs: dict[str, Run]) -> Run:
+    """The run of a line; ValueError where its id means another one already."""
+    made = Run(**known(Run, entry))
+    if runs.get(made.run, made) != made:
+        raise ValueError(f"run {made.run!r} was described otherwise before: an id must name one run")
+    if type(made.gpu["n_sms"]) is not int or not isinstance(made.gpu["title"], str):
+        raise ValueError(f"gpu of run {made.run!r} must have a title, and n_sms as a whole number")
+    return made
+
+
+def load_of(entry: dict[str, Any], loads: dict[str, Load]) -> Load:
+    """The load of a line; ValueError where its name means another one already."""
     steps = tuple(Step(tuple(step["lengths"]), step["weight"]) for step in entry["steps"])
     made = Load(entry["load"], Shape(**entry["shape"]), steps, entry["seed"])
-    if before is not None and before != made:
+    if loads.get(made.name, made) != made:
         raise ValueError(f"load {made.name!r} has other steps or another shape than before")
     return made
 
 
 def timing_of(entry: dict[str, Any], runs: dict[str, Run], loads: dict[str, Load]) -> Timing:
-    """The timing of a line; ValueError where what it belongs to is missing, or numbers are."""
+    """The timing of a line; ValueError where its run or load is not known, or a number is missing or impossible."""
     timing = Timing(**known(Timing, entry))
     if timing.run not in runs or timing.load not in loads:
         raise ValueError(f"run {timing.run!r} or load {timing.load!r} has no line before this one")
     if timing.refused is None:
         n_steps = len(loads[timing.load].steps)
-        for name in ("plan_us", "gpu_us", "gpu_us_p5", "gpu_us_p95", "enqueue_us", "wall_us"):
+        for name in TIMES:
             if len(getattr(timing, name)) != n_steps:
                 raise ValueError(f"{name} must have {n_steps} entries, one per step of the load")
+    check_numbers(timing)
     return timing
 
 
+def check_numbers(timing: Timing) -> None:
+    """ValueError names the number that no measurement gives: not finite, or below 0."""
+    numbers = {f"{name}[{step}]": us for name in TIMES for step, us in enumerate(getattr(timing, name))}
+    others = {name: getattr(timing, name) for name in ("noise", "max_err", "tolerance", "workspace_bytes")}
+    for name, value in (numbers | {name: value for name, value in others.items() if value is not None}).items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            raise ValueError(f"{name} = {value!r} of {timing.engine} on {timing.load} must be a number, 0 or more")
+
+
 def line_of(value: Run | Load | Timing, run: str = "") -> str:
-    """The line that a value is written as; run: the id, of a load. What has its default is left out."""
+    """The line that a value is written as; run: the id, of a load. A field that has its default is left out."""
     if isinstance(value, Load):
         entry: dict[str, Any] = {
             "kind": "load", "run": run, "load": value.name, "seed": value.seed, "shape": value.shape.to_dict(),
             "steps": [{"lengths": list(step.lengths), "weight": step.weight} for step in value.steps],
         }  # fmt: skip
     else:
-        kind = "run" if isinstance(value, Run) else "time"
-        entry = {"kind": kind} | {name: was for name, was in vars(value).items() if was not in (None, (), {}, "")}
+        if isinstance(value, Timing):
+            check_numbers(value)
+        entry = {"kind": "run" if isinstance(value, Run) else "time"}
+        for made in fields(value):
+            default = {} if made.default_factory is dict else made.default
+            entry |= {} if getattr(value, made.name) == default else {made.name: getattr(value, made.name)}
     return json.dumps({"schema": SCHEMA} | entry, allow_nan=False) + "\n"
 
 
 def append(path: Path, values: Sequence[Run | Load | Timing], run: str) -> None:
-    """Add lines in one write that has reached the disk when this returns."""
-    with path.open("a") as file:
-        file.write("".join(line_of(value, run) for value in values))
+    """Add lines, on the disk when this returns; ValueError, and nothing written, where a value cannot be a line."""
+    text = "".join(line_of(value, run) for value in values)
+    with path.open("ab+") as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                raise RecordError(f"{path} ends within a line: `pkv bench --resume` cuts that off")
+        file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 

@@ -26,8 +26,11 @@ class Bar(NamedTuple):
     worst: float | None = None
 
 
-def draw_regret(bars: Iterable[Sequence[Any]]) -> Picture:
-    """Regret of each policy, trace by trace: bar to the mean, line to the worst. Bars may be tuples in Bar's order."""
+def draw_regret(bars: Iterable[Sequence[Any]], note: str = "") -> Picture:
+    """Regret of each policy, trace by trace: bar to the mean, line to the worst. Bars may be tuples in Bar's order.
+
+    note: what else to say below the claim, such as what the times are of.
+    """
     checked = regrets_of(bars)
     title = regret_claim(checked)
     has_worst = any(bar.worst is not None for bar in checked)
@@ -35,6 +38,7 @@ def draw_regret(bars: Iterable[Sequence[Any]]) -> Picture:
         "Regret: how much slower than the best candidate of each step. Zero is best. Bar: the mean over the steps."
     ]
     notes += ["Line: the worst step."] if has_worst else []
+    notes += [note] if note else []
     sheet = Sheet()
     sheet.heading(title, [" ".join(notes)])
     left = _left_of([bar.policy for bar in checked])

@@ -1,0 +1,96 @@
+"""What grows and what is shared: a layer's cost as more layers share a plan, planning and memory as rows are added.
+
+A plan of 300 us and 90 us of GPU time a layer: 390 us in a model of one layer, 127.5 with 8, 94 with 80.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from pkv.viz.resultscales import draw_curves, points_of, room_for, some, times_in_words, us_in_words
+from pkv.viz.svg import WIDTH, Picture, Sheet, count_of
+
+LEFT = 62
+LEAST_US, LEAST_BYTES = 1.0, 1024.0  # below, a clock and an allocator say little
+
+
+def draw_layers(costs: Mapping[str, Sequence[tuple[float, float]]], note: str = "") -> Picture:
+    """What a layer costs when the step's plan serves all layers: {engine: [(layers, us a layer)]}."""
+    checked = {engine: points_of(f"costs[{engine!r}]", points) for engine, points in some("costs", costs).items()}
+    title = layers_claim(checked)
+    notes = ["us a layer, with its share of the plan that the host makes once a step."]
+    notes += [note] if note else []
+    sheet = Sheet()
+    sheet.heading(title, [" ".join(notes)])
+    place = (LEFT, WIDTH - room_for(list(checked)), 300.0)
+    counts = sorted({x for points in checked.values() for x, _ in points})
+    draw_curves(sheet, checked, place, ("layers that share the plan", "us a layer"), ticks=counts)
+    words = "; ".join(
+        f"{engine}: " + ", ".join(f"{us_in_words(y)} with {x:g}" for x, y in points)
+        for engine, points in checked.items()
+    )
+    return sheet.finish(f"{title}. {' '.join(notes)} {words}.")
+
+
+def layers_claim(costs: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Which engine is the cheapest with few layers and with many, and whose cost falls the most."""
+    first, last = ({engine: points[end] for engine, points in costs.items()} for end in (0, -1))
+    few, many = (min(found, key=lambda engine: found[engine][1]) for found in (first, last))
+    n_few, n_many = first[few][0], last[many][0]
+    if few == many:
+        head = f"{few} is the cheapest with {count_of(int(n_few), 'layer')} and with {n_many:,g}"
+    else:
+        head = f"{few} is the cheapest with {count_of(int(n_few), 'layer')}, {many} with {n_many:,g}"
+    falls = {engine: first[engine][1] / last[engine][1] for engine in costs}
+    most = max(falls, key=lambda engine: falls[engine])
+    return head if falls[most] < 1.05 else f"{head}; {most} becomes {times_in_words(falls[most])} cheaper"
+
+
+def draw_growth(
+    plan_us: Mapping[str, Sequence[tuple[float, float]]],
+    workspace: Mapping[str, Sequence[tuple[float, float]]],
+    note: str = "",
+) -> Picture:
+    """How planning on the host and memory grow: {engine: [(rows, us)]} and {engine: [(rows, bytes)]}, 0 for none."""
+    plans = _floored("plan_us", plan_us, LEAST_US)
+    sizes = _floored("workspace", workspace, LEAST_BYTES)
+    title = growth_claim(plans)
+    notes = ["Lowest: 1 us or less, and 1 KiB or less."]
+    notes += [note] if note else []
+    sheet = Sheet()
+    sheet.heading(title, [" ".join(notes)])
+    order = dict.fromkeys([*plans, *sizes])  # the same engine, the same mark
+    rows = [2.0**power for power in range(0, 21, 2)]
+    for curves, name in ((plans, "host plans a step, us"), (sizes, "memory beside q, cache and result, KiB")):
+        scaled = {engine: curves.get(engine, []) for engine in order}
+        if name.endswith("KiB"):
+            scaled = {engine: [(x, y / 1024) for x, y in points] for engine, points in scaled.items()}
+        place = (LEFT, WIDTH - room_for(list(order)), 230.0)
+        draw_curves(sheet, scaled, place, ("rows", name), ticks=rows)
+        sheet.y += 10
+    ends = {engine: [points[0], *points[1:][-1:]] for engine, points in plans.items()}
+    words = "; ".join(
+        f"{engine}: " + ", ".join(f"{us_in_words(y)} for {count_of(int(x), 'row')}" for x, y in points)
+        for engine, points in ends.items()
+    )
+    return sheet.finish(f"{title}. {' '.join(notes)} Plans: {words}.")
+
+
+def growth_claim(plans: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Who plans longest for the most rows, and who the least."""
+    most_rows = max(x for points in plans.values() for x, _ in points)
+    there = {engine: points[-1][1] for engine, points in plans.items() if points[-1][0] == most_rows}
+    long, short = max(there, key=lambda engine: there[engine]), min(there, key=lambda engine: there[engine])
+    head = f"At {count_of(int(most_rows), 'row')} the host plans {us_in_words(there[long])} for {long}"
+    if len(there) == 1:
+        return head
+    least = "1 us or less" if there[short] <= LEAST_US else us_in_words(there[short])
+    return f"{head}, and {least} for {short}"
+
+
+def _floored(
+    name: str, curves: Mapping[str, Sequence[tuple[float, float]]], least: float
+) -> dict[str, list[tuple[float, float]]]:
+    """The curves, checked, with `least` where they are lower: a logarithm has no place for 0."""
+    return {
+        engine: points_of(f"{name}[{engine!r}]", [(x, max(y, least) if y >= 0 else y) for x, y in points])
+        for engine, points in some(name, curves).items()
+    }
