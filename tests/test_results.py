@@ -227,6 +227,7 @@ def test_compare_says_what_differs_and_what_only_one_has(tmp_path, capsys):
         "two", machine=OLD, commit="fffffff", versions=run_of().versions | {"triton": "3.7.1", "sglang": "1"}
     )
     timed(tmp_path / "b", {"vllm": (0.0, 200.0), "workqueue": (0.0, 50.0)}, newer)
+    append(tmp_path / "b", [refusal_of(PLAIN, "row_local", "no GPU", "two")], "two")
     assert run_command(compare, tmp_path / "a", tmp_path / "b") == 0
     out = capsys.readouterr().out
     assert out.startswith("GPU differs: NVIDIA H200 with 132 SMs in A, NVIDIA GeForce RTX 3060 with 28 SMs in B\n")
@@ -235,7 +236,7 @@ def test_compare_says_what_differs_and_what_only_one_has(tmp_path, capsys):
     assert "version of sglang differs: None in A, 1 in B" in out
     assert re.search(r"^bimodal\(8,16k\), vllm +100.0 +200.0 +2.000 +2.0%  slower$", out, re.MULTILINE)
     assert "of 1 in both: 1 slower; GPU time B / A, geometric mean: 2.000" in out
-    assert "only in A: bimodal(8,16k) row_local" in out
+    assert "only in A: bimodal(8,16k) row_local (B: no GPU)" in out
     assert "only in B: bimodal(8,16k) workqueue" in out
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pkv.bench.records import Records, Run
-from pkv.bench.results import Result, geomean, parts, results_of
+from pkv.bench.results import Result, geomean, parts, refusals, results_of
 from pkv.commands import arguments
 from pkv.commands.output import print_json, say, table
 from pkv.commands.tables import records_of
@@ -120,13 +120,14 @@ def commit_words(run: Run) -> set[str]:
 
 
 def changes_of(a: Records, b: Records) -> tuple[list[Change], dict[str, list[str]]]:
-    """Every (load, engine) of both, and what only A or only B has, as "load, engine".
+    """Every (load, engine) of both, and what only A or only B has, as "load engine", with the reason of a refusal.
 
     Files of one machine each are compared whatever the machines; of several, those of the same name are.
     """
     ours, theirs = results_by_machine(a), results_by_machine(b)
     if len(ours) == len(theirs) == 1:
         theirs = {next(iter(ours)): next(iter(theirs.values()))}
+    refused = {"A": reasons(a), "B": reasons(b)}
     same = {load for load in a.loads.keys() & b.loads.keys() if a.loads[load] == b.loads[load]}
     changes: list[Change] = []
     alone: dict[str, list[str]] = {"A": [], "B": []}
@@ -135,11 +136,23 @@ def changes_of(a: Records, b: Records) -> tuple[list[Change], dict[str, list[str
         for load, engine in dict.fromkeys([*timed_a, *timed_b]):
             one, other = timed_a.get((load, engine)), timed_b.get((load, engine))
             if one is None or other is None:
-                alone["B" if one is None else "A"].append(f"{load} {engine}")
+                has, lacks = ("B", "A") if one is None else ("A", "B")
+                why = refused[lacks].get((load, engine))
+                alone[has].append(f"{load} {engine}" + (f" ({lacks}: {why})" if why else ""))
             elif load in same and one.gpu_us and other.gpu_us:
                 noise = None if one.noise is None or other.noise is None else one.noise + other.noise
                 changes.append(Change(machine, load, engine, one.gpu_us, other.gpu_us, noise))
     return changes, alone
+
+
+def reasons(records: Records) -> dict[tuple[str, str], str]:
+    """{(load, engine): why it was refused}."""
+    return {
+        (load, engine): reason
+        for engine, of_engine in refusals(records).items()
+        for reason, loads in of_engine.items()
+        for load in loads
+    }
 
 
 def results_by_machine(records: Records) -> dict[str, dict[tuple[str, str], Result]]:
