@@ -1,7 +1,8 @@
 """Launch configurations: tokens per tile, warps and pipeline stages of a program, and how many programs an SM holds.
 
 The kernel always has the same form: few query heads, a tile of 16 tokens, one warp, so that a softmax needs no traffic
-between warps, and many such programs per SM. The table only grows warps where registers would not suffice.
+between warps, and many such programs per SM. The table only grows warps where registers would not suffice. A card that
+another tile serves better has it in its profile (`pkv calibrate` finds out).
 
 What a configuration takes (registers, shared memory) is known without the card, from compiling for it.
 `data/compiled.json` keeps those figures (`python -m pkv.bench.compiled --write`); planning turns them into the number
@@ -15,13 +16,11 @@ from importlib import resources
 
 import torch
 
-from pkv.gpus import ArchLimits, GpuProfile
+from pkv.gpus import DEFAULT_TILE, TILES, ArchLimits, GpuProfile
 from pkv.shapes import Shape
 
 SMALLEST_DOT = 16  # tl.dot takes no smaller side on a GPU
 LARGEST_HEAD_DIM = 256
-DEFAULT_TILE = 16
-TILES = (16, 32, 64)
 MOST_WARPS = 8  # 16 would halve the registers of a thread, and spill
 WARP_THREADS = 32
 REGISTER_UNIT = 256  # an SM hands out registers per warp, in units of 256
@@ -125,10 +124,16 @@ def choose_config(shape: Shape, gpu: GpuProfile, tile: int, aligned: bool = True
     return TileConfig(tile, num_warps, num_stages)
 
 
-def choose_tile(tile: int | None) -> int:
-    """The option `tile=`: one of TILES, None for the default."""
+def choose_tile(tile: int | None, shape: Shape, gpu: GpuProfile) -> int:
+    """The option `tile=`: one of TILES, None for the default: the GPU's, where its kernels are those it was found with.
+
+    >>> card = GpuProfile("some", 90, 132, tile=32)
+    >>> [choose_tile(None, Shape(32, 8, d, 16, "float16"), card) for d in (64, 128, 256)]
+    [32, 32, 16]
+    """
     if tile is None:
-        return DEFAULT_TILE
+        key = config_key(shape, gpu.tile)
+        return gpu.tile if (key.itemsize, key.block_h) == (2, 16) and key.block_d <= 128 else DEFAULT_TILE
     if tile not in TILES:
         raise ValueError(f"tile = {tile!r} must be one of {', '.join(map(str, TILES))} (tokens per tile)")
     return tile

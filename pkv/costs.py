@@ -4,16 +4,18 @@ What each piece of work costs is said here once, for both. simulate() plays the 
 programs to slots, each to the one with the least so far, and adds up:
 
     u       a slot's time if nobody else read: item_us + bytes / program_gb_per_s for each of its items
-    launch  launch_us + item_us + integral over u of max(1, demand(u) / memory_gb_per_s)
+    launch  launch_us + item_us + integral over u of max(1, demand(u) / room(u))
 
-demand(u) is what the slots that are still busy at u draw together. So a launch takes its longest slot's time where the
-memory has room, and bytes / memory_gb_per_s where it has none. Two slots of 100 and 200 kB at 25 GB/s, 4 and 8 us, and
-40 GB/s of memory: 50 are asked for in the first 4 us, which take 5; the other 4 take 4.
+demand(u) is what the slots that are still busy at u draw together, and room(u) what they can get: memory_gb_per_s, or
+less, see room_for(). So a launch takes its longest slot's time where there is room, and bytes / memory_gb_per_s where
+there is none. Two slots of 100 and 200 kB at 25 GB/s, 4 and 8 us, and 40 GB/s of memory: 50 are asked for in the first
+4 us, which take 5; the other 4 take 4.
 
 Against simulate() the error is 0.4% in the median and 1.8% at worst on the steps of the paper's traces, 0.01% and 8% on
 random plans of all stages, with the RTX 3060's costs; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where
 programs read so little that starting them takes as long, and start together; and it is rough where one program can draw
-much of the memory's rate: in 500 random plans up to 16% off at a tenth of it, up to 72% at all of it.
+much of the memory's rate: in 500 random plans up to 16% off at a tenth of it, up to 72% at all of it. On a slice of a
+large card, where SMs are the limit, a tenth of the random plans is 8% off or more.
 """
 
 import heapq
@@ -73,13 +75,15 @@ def predict(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Prediction:
     """
     profile = resolve_gpu(gpu)
     costs = costs_for(plan, profile)
-    start_up = decode = merge = 0.0
+    start_up = decode = merge = read = 0.0
+    item_us = item_us_of(plan, costs)
     for launch in plan.launches:
-        us = launch_us(plan, launch, profile, costs)
+        us = launch_us(plan, launch, profile, costs, read)
         if launch.kernel == "merge":
             merge += us
         elif us:
-            start_up, decode = start_up + costs.item_us, decode + us - costs.item_us
+            start_up, decode = start_up + item_us, decode + us - item_us
+            read += float(program_sizes(plan, launch)[0].sum()) * plan.shape.grid_heads
     reading = float(item_bytes(plan).sum()) * plan.shape.grid_heads / (costs.memory_gb_per_s * 1000)
     planning, step = before_us(plan, costs)
     launches = len(plan.launches) * costs.launch_us
@@ -107,7 +111,13 @@ def program_gb_per_s(plan: Plan, costs: Costs) -> float:
     """The most that one of the plan's programs reads."""
     theirs = costs.flashinfer_program_gb_per_s
     most = costs.program_gb_per_s if theirs is None or plan.stage != "flashinfer" else theirs
-    return min(most, costs.memory_gb_per_s)
+    return min(most, costs.memory_gb_per_s, costs.sm_gb_per_s or most)
+
+
+def item_us_of(plan: Plan, costs: Costs) -> float:
+    """The start-up of one of the plan's items, in us."""
+    theirs = costs.flashinfer_item_us
+    return costs.item_us if theirs is None or plan.stage != "flashinfer" else theirs
 
 
 def slots_per_sm(plan: Plan, launch: Launch, profile: GpuProfile) -> int:
@@ -143,8 +153,9 @@ def program_sizes(plan: Plan, launch: Launch) -> tuple[Floats, Floats]:
     return np.diff(np.concatenate([[0.0], np.cumsum(n_bytes)])[offsets]), np.diff(offsets).astype(np.float64)
 
 
-def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs) -> float:
-    """From a launch's first program to the end of its last, in us."""
+def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, read: float = 0.0) -> float:
+    """From a launch's first program to the end of its last, in us; the launches before it have read so many bytes."""
+    item_us = item_us_of(plan, costs)
     n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
     if launch.kernel == "merge":
         n_bytes, heads = merged_bytes(plan)[list(launch.rows)], plan.shape.n_q_heads
@@ -159,19 +170,42 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs) -> 
         n_bytes, n_items, heads = np.repeat(n_bytes, heads), np.repeat(n_items, heads), 1
     most, memory = program_gb_per_s(plan, costs) * 1000, costs.memory_gb_per_s * 1000  # bytes per us
     # the heads of an item are alike and start together, so they are dealt as one
-    slots, slot_bytes = deal(costs.item_us * n_items + n_bytes / most, n_bytes, n_slots // heads)
-    slots = slots - costs.item_us  # all first items start up together
+    slots, slot_bytes = deal(item_us * n_items + n_bytes / most, n_bytes, n_slots // heads)
+    slots = slots - item_us  # all first items start up together
     draws = np.divide(slot_bytes, slots, out=np.zeros_like(slots), where=slots > 0)
     order = np.argsort(slots)
-    widths, draws = np.diff(slots[order], prepend=0.0), draws[order] / memory  # shares of the memory's rate
+    widths, draws = np.diff(slots[order], prepend=0.0), draws[order]
     # Programs of one size that follow one another start up together again, and leave the memory idle for that long.
     # They come apart in time: about half of such a run stays together.
     n_runs = 1 + np.count_nonzero(np.diff(n_bytes))
     together = heads * min(len(n_bytes) / n_runs, len(slots)) / 2
     demand = heads * np.cumsum(draws[::-1])[::-1]
-    spread = together * heads * np.cumsum((draws * (most / memory - draws).clip(0.0))[::-1])[::-1]
+    spread = together * heads * np.cumsum((draws * (most - draws).clip(0.0))[::-1])[::-1]
     used = widths > 0
-    return costs.item_us + float((widths[used] * at_least_one(demand[used], np.sqrt(spread[used]))).sum())
+    widths, demand, spread = widths[used], demand[used], np.sqrt(spread[used])
+    n_busy = heads * np.arange(len(slots), 0, -1)[used]
+    room = room_for(n_busy, profile, costs) * 1000
+    us = widths * at_least_one(demand / room, spread / room)
+    to_write = (costs.write_back_mb or 0.0) * 1e6 - read
+    if to_write > 0:
+        room, served = np.minimum(room, memory / 2), widths * demand
+        begun = np.cumsum(served) - served
+        part = np.divide(to_write - begun, served, out=np.zeros_like(us), where=served > 0).clip(0.0, 1.0)
+        us += part * (widths * at_least_one(demand / room, spread / room) - us)
+    return item_us + float(us.sum())
+
+
+def room_for(n_busy: npt.NDArray[np.int64], profile: GpuProfile, costs: Costs) -> Floats:
+    """What so many programs can read together, in GB per second: the memory's rate, or what their SMs let through.
+
+    They lie evenly over the SMs, as far as their number allows, and none is faster than those of the fullest SM.
+
+    >>> room_for(np.array([1, 4, 5]), GpuProfile("two", 86, 2), Costs(300, 60, 1, 1, sm_gb_per_s=90))
+    array([ 90., 180., 150.])
+    """
+    if costs.sm_gb_per_s is None:
+        return np.full(len(n_busy), costs.memory_gb_per_s)
+    return np.minimum(costs.memory_gb_per_s, costs.sm_gb_per_s * n_busy / np.ceil(n_busy / profile.n_sms))
 
 
 def deal(us: Floats, n_bytes: Floats, n_slots: int) -> tuple[Floats, Floats]:

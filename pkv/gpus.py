@@ -5,17 +5,20 @@
 """
 
 import functools
-import json
 import numbers
 from dataclasses import asdict, dataclass
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from pkv.checks import at_least
+from pkv.profiles import broken, cache_folder, own_file, own_names, read_own, read_shipped, shipped_names
 
 DEFAULT_GPU = "rtx3060"
+TILES = (16, 32, 64)
+DEFAULT_TILE = 16
+MAY_BE_NONE = ("flashinfer_program_gb_per_s", "flashinfer_item_us", "sm_gb_per_s", "write_back_mb")  # of costs
 SLOWEST, LARGEST = 1e-6, 1e9  # of costs: beyond, a simulation would lose its digits
 
 
@@ -54,11 +57,16 @@ class Costs:
     memory_gb_per_s: the most that all programs together read, in GB (10**9 bytes) per second.
     program_gb_per_s: the most that one program reads, whatever the memory has left: its bytes in flight over the
         memory's latency. flashinfer_program_gb_per_s: the same of FlashInfer's programs, None where it is equal.
+    sm_gb_per_s: the most that the programs of one SM read together, None for no limit of their own. It shows where the
+        SMs are few for their memory.
     item_us: start-up of an item, in us, before its first byte: find the item, load the query, wait for the first page.
-        A program without a token costs this and no more.
+        A program without a token costs this and no more. flashinfer_item_us: the same of FlashInfer's, None: equal.
     launch_us: from the end of one kernel to the first program of the next, in us.
     step_us: what a step costs once, in us, whatever it launches.
     flashinfer_plan_us: what FlashInfer's own plan() adds to a step, in us, where the step's time holds it.
+    write_back_mb: what the caches hold when a step begins and the memory does not yet, in MB (10**6 bytes). The memory
+        writes it back while it reads the first as many, and so does twice the work for them. Where a benchmark has
+        overwritten the L2 cache before every step, about its size.
     programs_per_sm: programs that resided on an SM when these were measured; None: as many as the plan says. Of
         FlashInfer's it is always the plan that says it.
     """
@@ -71,12 +79,15 @@ class Costs:
     flashinfer_plan_us: float = 0.0
     flashinfer_program_gb_per_s: float | None = None
     programs_per_sm: int | None = None
+    flashinfer_item_us: float | None = None
+    sm_gb_per_s: float | None = None
+    write_back_mb: float | None = None
 
     def __post_init__(self) -> None:
         if self.programs_per_sm is not None:
             object.__setattr__(self, "programs_per_sm", at_least(1, "programs_per_sm", self.programs_per_sm))
         for name, value in asdict(self).items():
-            if name == "programs_per_sm" or (value is None and name == "flashinfer_program_gb_per_s"):
+            if name == "programs_per_sm" or (value is None and name in MAY_BE_NONE):
                 continue
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 raise TypeError(f"{name} must be a number, got {type(value).__name__}")
@@ -91,13 +102,15 @@ class Costs:
 class GpuProfile:
     """One card. `arch` is the compute capability without its dot (86), `n_sms` the SMs that a program may use.
 
-    costs: what simulation and prediction need; None where nobody has measured the card.
+    costs: what simulation and prediction need; None where nobody has measured the card. tile: tokens per tile that
+    serve it best, of pkv.configs.TILES; see pkv.configs.choose_tile for where it is taken.
     """
 
     name: str
     arch: int
     n_sms: int
     costs: Costs | None = None
+    tile: int = DEFAULT_TILE
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -106,6 +119,8 @@ class GpuProfile:
             raise TypeError(f"costs must be a pkv.gpus.Costs, got {type(self.costs).__name__}")
         object.__setattr__(self, "arch", at_least(1, "arch", self.arch))
         object.__setattr__(self, "n_sms", at_least(1, "n_sms", self.n_sms))
+        if self.tile not in TILES or isinstance(self.tile, bool):
+            raise ValueError(f"tile = {self.tile!r} must be one of {', '.join(map(str, TILES))} (tokens per tile)")
 
     @property
     def limits(self) -> ArchLimits:
@@ -115,49 +130,74 @@ class GpuProfile:
         """The costs; ValueError with the remedy where the profile has none."""
         if self.costs is None:
             raise ValueError(
-                f"gpu = {self.name!r} has no costs, so no time can be predicted: pass gpu={DEFAULT_GPU!r}, "
-                "or a GpuProfile with costs=pkv.gpus.Costs(...)"
+                f"gpu = {self.name!r} has no costs, so no time can be predicted: pass gpu={DEFAULT_GPU!r}, measure "
+                "the card with `pkv calibrate`, or pass a GpuProfile with costs=pkv.gpus.Costs(...)"
             )
         return self.costs
 
 
 def gpu_names() -> list[str]:
-    """Names of the profiles that ship with pkv."""
-    folder = resources.files("pkv") / "data" / "gpus"
-    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
+    """Names of all profiles, in order: those that ship with pkv, and the user's own."""
+    return sorted({*shipped_names(), *own_names()})
+
+
+def load_gpu(name: str) -> GpuProfile:
+    """The profile `name`, the user's own before the shipped one. ValueError lists the names there are.
+
+    A file of the user's own that cannot be read is a ValueError too, which names it and says what to do.
+    """
+    if not isinstance(name, str) or name not in gpu_names():
+        raise ValueError(
+            f"gpu = {name!r} is no shipped profile; choose one of {', '.join(gpu_names())}, pass a GpuProfile, or "
+            "measure a card with `pkv calibrate`"
+        )
+    return _loaded(name, cache_folder())[0]
+
+
+def forget_profiles() -> None:
+    """Read profiles anew: a file has changed."""
+    _loaded.cache_clear()
+    _gpu_of_index.cache_clear()
 
 
 @functools.cache
-def load_gpu(name: str) -> GpuProfile:
-    """The shipped profile `name`; ValueError lists the names there are."""
-    if name not in gpu_names():
-        raise ValueError(
-            f"gpu = {name!r} is no shipped profile; choose one of {', '.join(gpu_names())} or pass a GpuProfile"
-        )
-    fields = shipped(name)
-    costs = Costs(**fields["costs"]) if "costs" in fields else None
-    return GpuProfile(name=name, arch=fields["arch"], n_sms=fields["n_sms"], costs=costs)
+def _loaded(name: str, folder: Path) -> tuple[GpuProfile, str]:
+    """(profile, title of its card); folder: the user's own, on which the answer depends."""
+    if name not in own_names():
+        return profile_of(name, fields := read_shipped(name)), fields["title"]
+    fields = read_own(name)
+    try:
+        return profile_of(name, fields), str(fields["title"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise broken(own_file(name), name, f"{type(error).__name__}: {error}") from None
 
 
-def shipped(name: str) -> dict[str, Any]:
-    """The file of a shipped profile."""
-    found: dict[str, Any] = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
-    return found
+def profile_of(name: str, fields: dict[str, Any]) -> GpuProfile:
+    """The profile that a file's fields say."""
+    costs = Costs(**fields["costs"]) if fields.get("costs") is not None else None
+    return GpuProfile(name, fields["arch"], fields["n_sms"], costs, fields.get("tile", DEFAULT_TILE))
+
+
+def gpu_for(title: str, arch: int, n_sms: int) -> GpuProfile:
+    """The profile of a card that calls itself `title`, with so many SMs; without costs where there is none.
+
+    The user's own comes before the shipped one; of several the first by name.
+    """
+    for name in [*own_names(), *shipped_names()]:
+        known, of = _loaded(name, cache_folder())
+        if f"{of} ".startswith(f"{title} ") and (known.arch, known.n_sms) == (arch, n_sms):
+            return known
+    return GpuProfile(title.lower().replace(" ", "-"), arch, n_sms)
 
 
 @functools.cache
 def _gpu_of_index(index: int) -> GpuProfile:
-    properties = torch.cuda.get_device_properties(index)
-    arch, n_sms = properties.major * 10 + properties.minor, properties.multi_processor_count
-    for name in gpu_names():  # a shipped profile is of this card, and has what is known of its costs
-        known = load_gpu(name)
-        if shipped(name)["title"].startswith(f"{properties.name} ") and (known.arch, known.n_sms) == (arch, n_sms):
-            return known
-    return GpuProfile(properties.name.lower().replace(" ", "-"), arch, n_sms)
+    card = torch.cuda.get_device_properties(index)
+    return gpu_for(card.name, card.major * 10 + card.minor, card.multi_processor_count)
 
 
 def gpu_of(device: torch.device | None) -> GpuProfile:
-    """The card that `device` lies on (None: the current one); without a GPU the home card, rtx3060."""
+    """The card that `device` lies on (None: the current one), see gpu_for(); without a GPU the home card, rtx3060."""
     if device is None:
         device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     if device.type != "cuda":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from pkv.gpus import Costs, GpuProfile
+from pkv.gpus import DEFAULT_TILE, Costs, GpuProfile
 from pkv.shapes import Shape
 
 if TYPE_CHECKING:
@@ -89,9 +89,10 @@ def _array(name: str, values: Any) -> npt.NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def _gpu(name: str, arch: int, n_sms: int, costs: dict[str, Any] | None) -> GpuProfile:
+def _gpu(name: str, arch: int, n_sms: int, costs: dict[str, Any] | None, tile: int = DEFAULT_TILE) -> GpuProfile:
     numbers = (_of_type(int, "gpu.arch", arch), _of_type(int, "gpu.n_sms", n_sms))
-    return GpuProfile(_of_type(str, "gpu.name", name), *numbers, costs=None if costs is None else Costs(**costs))
+    known = None if costs is None else Costs(**costs)
+    return GpuProfile(_of_type(str, "gpu.name", name), *numbers, known, _of_type(int, "gpu.tile", tile))
 
 
 def _launch(kernel: str, rows: list[int], begin: int, end: int, n_splits: int) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 Each launch's programs go, in the order of its grid, to the first free slot; an SM has as many slots as programs reside
 on it. A program does its items one after another: each waits item_us, then reads its bytes. All programs that read
-share the memory equally, and none draws more than program_gb_per_s. The next launch begins launch_us after the last
-program of the one before has ended.
+share the memory equally, and none draws more than program_gb_per_s, or than its share of the fullest SM's sm_gb_per_s.
+The next launch begins launch_us after the last program of the one before has ended.
 
 Two items of 100 kB on one SM with two slots, memory 40 GB/s, a program at most 25 GB/s: both start up for item_us, then
 read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
@@ -13,17 +13,16 @@ program reads the states of its row's items; their writing is charged to it as w
 items in FlashInfer's kernels. Costs are those of pkv.gpus.Costs.
 """
 
-import heapq
-from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
-from pkv.costs import before_us, costs_for, item_bytes, merged_bytes, program_gb_per_s, slots_per_sm
-from pkv.gpus import DEFAULT_GPU, Costs, GpuProfile, resolve_gpu
+from pkv.costs import before_us, costs_for, item_bytes, item_us_of, merged_bytes, program_gb_per_s, slots_per_sm
+from pkv.gpus import DEFAULT_GPU, GpuProfile, resolve_gpu
 from pkv.plans import Plan
+from pkv.playing import Rules, Work, play
 
 SPAN = np.dtype(
     [
@@ -67,7 +66,7 @@ class Timeline:
     @cached_property
     def busy_us(self) -> npt.NDArray[np.float64]:
         """Per SM [n_sms]: the time with at least one program that reads. A start-up is not busy."""
-        begins = self.spans["begin_us"] + self.gpu.needed_costs().item_us
+        begins = self.spans["begin_us"] + item_us_of(self.plan, self.gpu.needed_costs())
         busy = np.zeros(self.gpu.n_sms)
         for sm in np.unique(self.spans["sm"]):
             mine = self.spans["sm"] == sm
@@ -111,15 +110,22 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
     """
     profile = resolve_gpu(gpu)
     costs = costs_for(plan, profile)
-    clock = 0.0
+    clock = read = 0.0
     played: list[npt.NDArray[np.void]] = []
     launch_us = np.zeros((len(plan.launches), 2))
     for index, launch in enumerate(plan.launches):
         work = _merge_work(plan, index) if launch.kernel == "merge" else _decode_work(plan, index)
         n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
         begin = clock + costs.launch_us
-        places, clock = _play(work, n_slots, program_gb_per_s(plan, costs), costs, begin)
-        # breadth first over the SMs
+        rules = Rules(
+            item_us=item_us_of(plan, costs),
+            most=program_gb_per_s(plan, costs) * 1000,
+            most_of_sm=None if costs.sm_gb_per_s is None else costs.sm_gb_per_s * 1000,
+            memory=costs.memory_gb_per_s * 1000,
+            to_write=(costs.write_back_mb or 0.0) * 1e6 - read,
+        )
+        places, clock = play(work, n_slots, profile.n_sms, rules, begin)
+        read += float(work.bytes.sum()) if launch.kernel == "decode" else 0.0
         work.spans["sm"], work.spans["slot"] = places % profile.n_sms, places // profile.n_sms
         launch_us[index] = begin, clock
         played.append(work.spans)
@@ -128,16 +134,7 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
     return Timeline(plan, profile, spans[in_time], launch_us, sum(before_us(plan, costs)))
 
 
-@dataclass(frozen=True)
-class _Work:
-    """A launch's work in grid order: program p does the spans [first[p], first[p + 1]), each of so many bytes."""
-
-    spans: npt.NDArray[np.void]
-    bytes: npt.NDArray[np.float64]
-    first: npt.NDArray[np.int64]
-
-
-def _decode_work(plan: Plan, index: int) -> _Work:
+def _decode_work(plan: Plan, index: int) -> Work:
     """Each program of a head does all the items of its number, in order."""
     launch, heads = plan.launches[index], plan.shape.grid_heads
     offsets = plan.program_offsets[launch.begin : launch.end + 1].astype(np.int64)
@@ -155,61 +152,14 @@ def _decode_work(plan: Plan, index: int) -> _Work:
     spans = np.zeros(len(item), dtype=SPAN)
     spans["launch"], spans["item"], spans["row"] = index, item, plan.items[item, 0]
     spans["program"], spans["head"] = program[grid_order], head[grid_order]
-    return _Work(spans, item_bytes(plan)[item], np.concatenate([[0], np.cumsum(sizes)]))
+    return Work(spans, item_bytes(plan)[item], np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def _merge_work(plan: Plan, index: int) -> _Work:
+def _merge_work(plan: Plan, index: int) -> Work:
     """One program per row and query head; a row of one item has been written by its decode program."""
     rows, heads = np.array(plan.launches[index].rows, dtype=np.int64), plan.shape.n_q_heads
     spans = np.zeros(len(rows) * heads, dtype=SPAN)
     spans["launch"], spans["item"] = index, -1
     spans["program"], spans["row"] = np.repeat(np.arange(len(rows)), heads), np.repeat(rows, heads)
     spans["head"] = np.tile(np.arange(heads), len(rows))
-    return _Work(spans, np.repeat(merged_bytes(plan)[rows], heads), np.arange(len(spans) + 1))
-
-
-def _play(
-    work: _Work, n_slots: int, most_gb_per_s: float, costs: Costs, begin_us: float
-) -> tuple[npt.NDArray[np.int64], float]:
-    """Fill in when each span runs; returns the slot of each, and when the last one ends.
-
-    All programs that read do so at one rate. So one number, the bytes that a program would have read since the launch
-    began, says how far each is: one that starts to read at `served` ends when `served` has grown by its bytes.
-    """
-    memory, most = costs.memory_gb_per_s * 1000, most_gb_per_s * 1000  # bytes per us
-    n_bytes, first = work.bytes.tolist(), work.first.tolist()
-    n_programs = len(first) - 1
-    begin, end, place = [0.0] * len(n_bytes), [0.0] * len(n_bytes), [0] * len(n_bytes)
-    free = list(range(min(n_slots, n_programs)))[::-1]
-    starting: deque[tuple[float, int, int, int]] = deque()  # (ready, span, the program's last + 1, slot), by time
-    reading: list[tuple[float, int, int, int]] = []  # (served at its end, ...), a heap
-    now, served, program = begin_us, 0.0, 0
-    while True:
-        while free and program < n_programs:
-            if first[program] < first[program + 1]:  # one without items only comes and goes
-                span, slot = first[program], free.pop()
-                begin[span], place[span] = now, slot
-                starting.append((now + costs.item_us, span, first[program + 1], slot))
-            program += 1
-        rate = min(most, memory / len(reading)) if reading else most
-        read_at = now + max(reading[0][0] - served, 0.0) / rate if reading else np.inf
-        if starting and starting[0][0] <= read_at:
-            ready, span, last, slot = starting.popleft()
-            served += (ready - now) * rate
-            now = ready
-            if n_bytes[span]:
-                heapq.heappush(reading, (served + n_bytes[span], span, last, slot))
-                continue
-        elif reading:
-            served, span, last, slot = heapq.heappop(reading)
-            now = read_at
-        else:
-            break
-        end[span] = now
-        if span + 1 < last:
-            begin[span + 1], place[span + 1] = now, slot
-            starting.append((now + costs.item_us, span + 1, last, slot))
-        else:
-            free.append(slot)
-    work.spans["begin_us"], work.spans["end_us"] = begin, end
-    return np.array(place, dtype=np.int64), now
+    return Work(spans, np.repeat(merged_bytes(plan)[rows], heads), np.arange(len(spans) + 1))

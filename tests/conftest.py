@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,10 @@ import pkv
 from pkv.stages import x_flashinfer
 
 ROOT = Path(__file__).resolve().parents[1]
+# No test reads or writes what this user has measured: profiles of their own would change plans. Set before test modules
+# are imported, and handed on to the processes that they start.
+os.environ["PKV_CACHE"] = tempfile.mkdtemp(prefix="pkv-cache-")
+atexit.register(shutil.rmtree, os.environ["PKV_CACHE"], ignore_errors=True)
 TABLES = "table for the summary"  # record_property(TABLES, text) prints text at the end of the run
 
 

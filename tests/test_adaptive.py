@@ -330,5 +330,6 @@ def test_the_card_at_hand_brings_its_shipped_costs(monkeypatch):
 
     assert of("NVIDIA GeForce RTX 3060", 8, 6, 28) == load_gpu("rtx3060")
     assert of("NVIDIA H200", 9, 0, 132) == load_gpu("h200")
-    assert of("NVIDIA H200", 9, 0, 28) == GpuProfile("nvidia-h200", 90, 28)  # a slice of it is another card
+    assert of("NVIDIA H200", 9, 0, 28) == load_gpu("h200-28sm")  # a slice of it is another card
+    assert of("NVIDIA H200", 9, 0, 60) == GpuProfile("nvidia-h200", 90, 60)
     assert of("NVIDIA GeForce RTX 3060 Ti", 8, 6, 38).costs is None

@@ -145,7 +145,7 @@ def test_steps_in_an_order_of_no_parts_are_refused(order):
     [
         (({},), 'shapes is empty: pass at least one, such as {"Llama 3 8B"'),
         (({"a": SHAPE}, []), 'gpus is empty: pass at least one, such as gpus=["h200"]'),
-        (({"a": SHAPE}, ["h9000"]), "gpu = 'h9000' is no shipped profile; choose one of h200, rtx3060"),
+        (({"a": SHAPE}, ["h9000"]), "gpu = 'h9000' is no shipped profile; choose one of h200, h200-28sm, rtx3060"),
         (({"a": SHAPE}, "../gpus/h200"), "gpu = '../gpus/h200' is no shipped profile"),
     ],
 )

@@ -9,16 +9,14 @@ Six costs are fitted, to make the sum of squared log ratios of simulated over pu
 
 import argparse
 import json
-import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from pkv.bench.fitting import Floats, least_squares, rounded
 from pkv.bench.published import (
     GPU,
     PROGRAMS_PER_SM,
@@ -34,8 +32,6 @@ from pkv.costs import predict
 from pkv.gpus import Costs, GpuProfile, load_gpu
 from pkv.simulation import simulate
 
-Floats = npt.NDArray[np.float64]
-
 START = {
     "memory_gb_per_s": 310.0,
     "program_gb_per_s": 6.0,
@@ -44,7 +40,6 @@ START = {
     "flashinfer_plan_us": 80.0,
     "flashinfer_program_gb_per_s": 20.0,
 }
-DIGITS = 4  # significant ones that are stored
 CLEAR_GAP = 1.05  # two engines of one log that are less apart may come in either order
 PROFILE = Path(__file__).parents[1] / "data" / "gpus" / f"{GPU}.json"
 
@@ -63,38 +58,6 @@ def fit(rows: tuple[Row, ...]) -> Costs:
     best = least_squares(log_ratios, np.log(list(START.values())))
     fitted = costs_at(best)
     return Costs(**{name: rounded(getattr(fitted, name)) for name in START}, programs_per_sm=PROGRAMS_PER_SM)
-
-
-def least_squares(residuals: Callable[[Floats], Floats], start: Floats) -> Floats:
-    """Levenberg and Marquardt's method: Gauss-Newton steps, held back where they would not improve."""
-    point, damping = start, 1e-2
-    at = residuals(point)
-    for _ in range(30):
-        slopes = np.stack([(residuals(point + step) - at) / 0.01 for step in 0.01 * np.eye(len(point))], axis=1)
-        square = slopes.T @ slopes
-        for _ in range(8):
-            scaled = square + damping * np.diag(np.diag(square) + 1e-6)
-            tried = point + np.clip(np.linalg.solve(scaled, -slopes.T @ at), -0.5, 0.5)
-            there = residuals(tried)
-            if there @ there < at @ at:
-                break
-            damping *= 4
-        else:
-            return point
-        gain = 1 - (there @ there) / (at @ at)
-        point, at, damping = tried, there, damping / 4
-        if gain < 1e-4:
-            return point
-    return point
-
-
-def rounded(value: float) -> float:
-    """To as many significant digits as are stored.
-
-    >>> rounded(305.87234)
-    305.9
-    """
-    return round(value, DIGITS - 1 - math.floor(math.log10(value))) if value else 0.0
 
 
 def with_costs(costs: Costs) -> GpuProfile:

@@ -1,9 +1,10 @@
 """What a choice costs: the regret of policies and of fixed routes, on seeds that nothing was calibrated on.
 
 A route is a way to serve a step: a stage that is always taken, or a policy that takes one. Its regret in a step is its
-time over the time of the step's best route, less 1; the best is known only in hindsight. Times are pkv.simulation's,
-of the kernels alone: planning on the host is charged to nobody. So regret tells how good a choice is as long as the
-simulator is right, which pkv.bench.fit holds against measured times; what the simulator does not see, regret misses.
+time over the time of the step's best route, less 1; the best is known only in hindsight. Times are of the kernels
+alone: planning on the host is charged to nobody. regrets() and held_out() take them from pkv.simulation: that tells how
+good a choice is as long as the simulator is right, which pkv.bench.fit holds against measured times. What the simulator
+does not see, only measured_regrets() finds, which takes times from records.
 
 A step in which the queue takes 100 us, FlashInfer 110 us and row_local 120 us: always the queue has a regret of 0,
 always FlashInfer 10%, a policy that takes row_local 20%.
@@ -12,10 +13,13 @@ Calibration: the published thresholds and split counts were found on seed 202606
 costs were fitted to times of seed 20260623. Routes are judged on seeds 20260624 to 27.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from pkv.bench.loads import Load
 from pkv.bench.published import runs_of
+from pkv.bench.records import Records
+from pkv.bench.summaries import always, measured_regret
 from pkv.bench.traces import make_trace, steps_of
 from pkv.costs import predict
 from pkv.decoding import plan as plan_step
@@ -23,7 +27,7 @@ from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.plans import Plan
 from pkv.shapes import Shape
 from pkv.simulation import simulate
-from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, explain
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES, explain
 from pkv.stages.x_flashinfer_rules import why_not
 
 CALIBRATION_SEED, JUDGED_SEEDS = 20260622, (20260624, 20260625, 20260626, 20260627)
@@ -99,3 +103,36 @@ def held_out(
     traces = [make_trace(trace, seed, n_requests, max_active) for seed in JUDGED_SEEDS]
     steps = [step for requests in traces for step in steps_of(requests, max_active, n_steps)]
     return regrets(steps, shape, gpu, splits)
+
+
+def measured_regrets(
+    records: Records, profile: GpuProfile, loads: Collection[str]
+) -> list[tuple[str, str, float, float]]:
+    """Every route's regret by measured times: (route, group of loads, mean, worst), worst routes last.
+
+    loads: names of those to judge by; profile: the card of the records, with the costs that policy "cost" is to choose
+    by. Routes are both policies and every stage that is always taken. A policy's time is that of the stage it takes, as
+    it cuts rows by default. Loads count that all stages of pkv were timed on; FlashInfer's, where it was.
+    """
+    timed = {key for key, timing in records.latest().items() if timing.refused is None}
+    judged = [
+        load for name, load in records.loads.items() if name in loads and all((name, own) in timed for own in OWN)
+    ]
+    stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in judged)]
+    choices = {f"policy {policy}": chosen_by(policy, judged, profile, stages) for policy in POLICIES}
+    for stage in stages:
+        choices[f"always {stage}"] = {key: name for load in judged for key, name in always(load, stage).items()}
+    return sorted(measured_regret(records, choices, stages), key=lambda entry: (entry[1], entry[2]))
+
+
+def chosen_by(
+    policy: str, loads: Sequence[Load], profile: GpuProfile, stages: Sequence[str]
+) -> dict[tuple[str, int], str]:
+    """The stage that a policy takes at each step; of those in `stages`, where FlashInfer is not among them."""
+    chosen = {}
+    for load in loads:
+        for number, step in enumerate(load.steps):
+            if any(step.lengths):
+                found = explain(step.lengths, load.shape, policy=policy, gpu=profile)
+                chosen[load.name, number] = found.chosen if found.chosen in stages else found.fallback
+    return chosen

@@ -30,7 +30,7 @@ def plan(
 ) -> Plan:
     """One bucket per distinct length, shortest first; `splits` per row (default: each bucket fills the GPU once)."""
     profile = resolve_gpu(gpu)
-    tile = choose_tile(tile)
+    tile = choose_tile(tile, shape, profile)
     resident = programs_per_sm(shape, profile, tile)
     n_rows = len(lengths)
     buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]

@@ -40,7 +40,7 @@ def plan(
 ) -> Plan:
     """`splits` splits per row (default: enough to fill the GPU once); dynamic: the lengths are upper bounds."""
     profile = resolve_gpu(gpu)
-    tile = choose_tile(tile)
+    tile = choose_tile(tile, shape, profile)
     resident = programs_per_sm(shape, profile, tile)
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))

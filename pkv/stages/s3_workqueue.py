@@ -47,7 +47,7 @@ def plan(
     ordering: one of ORDERINGS (default: as_listed where all programs can start at once, else longest_first).
     """
     profile = resolve_gpu(gpu)
-    tile = choose_tile(tile)
+    tile = choose_tile(tile, shape, profile)
     resident = programs_per_sm(shape, profile, tile, "workqueue")
     n_places = profile.n_sms * even_programs(resident) // shape.grid_heads
     n_tiles = -(-lengths.astype(np.int64) // tile)
@@ -134,7 +134,7 @@ def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None
     drop_empty: leave out items without a token. ordering: one of ORDERINGS; None keeps the plan's own order. ValueError
     where the plan's tile is none of ours (reference, and flashinfer with some pages).
     """
-    choose_tile(plan.tile)
+    choose_tile(plan.tile, plan.shape, plan.gpu)
     is_kept = plan.items[:, 1] < plan.items[:, 2] if drop_empty else np.ones(plan.n_items, dtype=bool)
     items = plan.items[is_kept]
     row_items = np.bincount(items[:, 0], minlength=plan.n_rows)

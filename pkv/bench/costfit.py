@@ -1,0 +1,104 @@
+"""Fit a card's costs to measured GPU times of plans.
+
+The fit makes the sum of squared log ratios of predicted over measured small. Of a cost that no time depends on, it
+returns where it began. write_back_mb and sm_gb_per_s show on some cards alone: each is kept only where it makes the
+sum clearly smaller.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from pkv.bench.fitting import Floats, least_squares, rounded
+from pkv.costs import predict
+from pkv.gpus import Costs
+from pkv.plans import Plan
+
+ALWAYS = ("memory_gb_per_s", "program_gb_per_s", "item_us", "launch_us", "step_us")
+OF_FLASHINFER = ("flashinfer_program_gb_per_s", "flashinfer_item_us")
+IF_THEY_SHOW = ("write_back_mb", "sm_gb_per_s")
+CLEARLY = 0.2  # what a cost must take off the sum of squares to be kept
+PRIOR = 0.003  # how strongly a cost is held where the fit began, against one time's log ratio
+Timed = Sequence[tuple[Plan, float]]  # a plan, and us on the GPU
+
+
+def fit(timed: Timed) -> Costs:
+    """The costs that fit the times best; always the same for the same times.
+
+    ValueError where there are too few of them, or one is no time.
+    """
+    names = [*ALWAYS, *(OF_FLASHINFER if any(plan.stage == "flashinfer" for plan, _ in timed) else ())]
+    if len(timed) < 2 * (len(names) + len(IF_THEY_SHOW)):
+        raise ValueError(
+            f"{len(timed)} times of pkv's stages are too few to fit {len(names)} costs: measure more loads, or more "
+            "stages on each"
+        )
+    if any(not 0 < us < np.inf for _, us in timed):
+        raise ValueError("a GPU time must be a finite number of us above 0: measure that load again")
+    start = start_of(timed)
+    found, loss = fit_from({name: start[name] for name in names}, timed)
+    left = list(IF_THEY_SHOW)
+    while left:
+        # from the start again: the best without a cost may be far from the best with it
+        fits = {name: fit_from({each: start[each] for each in (*names, name)}, timed) for name in left}
+        best = min(fits, key=lambda name: fits[name][1])
+        if fits[best][1] >= (1 - CLEARLY) * loss:
+            break
+        found, loss = fits[best]
+        names.append(best)
+        left.remove(best)
+    return costs_of({name: rounded(value) for name, value in found.items()})
+
+
+def fit_from(start: dict[str, float], timed: Timed) -> tuple[dict[str, float], float]:
+    """(costs, sum of squares), of the costs that `start` names."""
+    begin = np.log([max(value, 1e-3) for value in start.values()])
+
+    def costs_at(point: Floats) -> dict[str, float]:
+        return dict(zip(start, np.exp(point).tolist(), strict=True))
+
+    def log_ratios(point: Floats) -> Floats:
+        costs = costs_of(costs_at(point))
+        return np.log([predicted_us(plan, costs) / us for plan, us in timed])
+
+    def residuals(point: Floats) -> Floats:
+        return np.concatenate([log_ratios(point), PRIOR * (point - begin)])
+
+    best = least_squares(residuals, begin)
+    off = log_ratios(best)
+    return costs_at(best), float(off @ off)
+
+
+def costs_of(values: dict[str, Any]) -> Costs:
+    """The costs of these names, others as by default."""
+    return Costs(**values)
+
+
+def start_of(timed: Timed) -> dict[str, float]:
+    """Where the fit begins: rates as the fastest step has them, the rest as on any card."""
+    n_sms = timed[0][0].gpu.n_sms
+    memory = 1.1 * max(kv_bytes(plan) / us / 1000 for plan, us in timed)
+    program = memory / n_sms / 2
+    return {
+        "memory_gb_per_s": memory,
+        "program_gb_per_s": program,
+        "item_us": 2.0,
+        "launch_us": 2.0,
+        "step_us": 3.0,
+        "flashinfer_program_gb_per_s": 2 * program,
+        "flashinfer_item_us": 3.0,
+        "write_back_mb": 20.0,
+        "sm_gb_per_s": 1.2 * memory / n_sms,
+    }
+
+
+def kv_bytes(plan: Plan) -> float:
+    """K and V of a step."""
+    return float(plan.lengths.sum(dtype=np.int64)) * plan.shape.kv_bytes_per_token
+
+
+def predicted_us(plan: Plan, costs: Costs) -> float:
+    """A step's kernels, without FlashInfer's planning: GPU times hold none."""
+    return 1000 * predict(plan, replace(plan.gpu, costs=costs)).kernels_ms

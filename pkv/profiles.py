@@ -1,0 +1,108 @@
+"""Where profiles of GPUs lie: those that ship with pkv, and the user's own, which `pkv calibrate` writes.
+
+A profile is a JSON file, NAME.json, with at least title, arch and n_sms:
+
+    pkv/data/gpus/h200.json                        ships with pkv
+    cache_folder()/gpus/nvidia-h200-132-sms.json   the user's own; of two of one name it comes first
+"""
+
+import json
+import os
+import re
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1  # of the user's own files; a newer one is refused
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+
+
+def cache_folder() -> Path:
+    """Where pkv keeps what it has measured here: $PKV_CACHE, else $XDG_CACHE_HOME/pkv, else ~/.cache/pkv."""
+    if own := os.environ.get("PKV_CACHE"):
+        return Path(own)
+    caches = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(caches if os.path.isabs(caches) else os.path.expanduser("~/.cache")) / "pkv"
+
+
+def checked_name(name: str) -> str:
+    """A profile's name, fit for a file; ValueError says what it may hold."""
+    if NAME.fullmatch(name) is None:
+        raise ValueError(f"name = {name!r} must be small letters, digits, '.', '_' and '-', at most 100 of them")
+    return name
+
+
+def own_file(name: str) -> Path:
+    """Where the user's own profile of that name lies, or would lie."""
+    return cache_folder() / "gpus" / f"{checked_name(name)}.json"
+
+
+def own_names() -> list[str]:
+    """Names of the user's own profiles, in order."""
+    return names_in(cache_folder() / "gpus")
+
+
+def shipped_names() -> list[str]:
+    """Names of the profiles that ship with pkv, in order."""
+    return names_in(shipped_folder())
+
+
+def shipped_folder() -> Traversable:
+    """Where the shipped profiles lie."""
+    return resources.files("pkv") / "data" / "gpus"
+
+
+def names_in(folder: "Traversable | Path") -> list[str]:
+    """Names of the profiles in a folder; none where there is no folder."""
+    if not folder.is_dir():
+        return []
+    files = (entry.name for entry in folder.iterdir())
+    return sorted(name.removesuffix(".json") for name in files if name.endswith(".json") and NAME.fullmatch(name))
+
+
+def read_shipped(name: str) -> dict[str, Any]:
+    """The file of a shipped profile."""
+    found: dict[str, Any] = json.loads((shipped_folder() / f"{name}.json").read_text())
+    return found
+
+
+def read_own(name: str) -> dict[str, Any]:
+    """The user's own file; ValueError names it and says what to do where it is broken, or newer than this pkv."""
+    file = own_file(name)
+    try:
+        found = json.loads(file.read_text())
+    except OSError as error:
+        raise broken(file, name, error.strerror or str(error)) from None
+    except ValueError as error:
+        raise broken(file, name, f"no JSON: {error}") from None
+    if not isinstance(found, dict) or type(found.get("schema")) is not int:
+        raise broken(file, name, "it has no schema number")
+    if found["schema"] > SCHEMA:
+        raise ValueError(
+            f"{file} is written in schema {found['schema']}, and this pkv reads up to {SCHEMA}: update pkv, or delete "
+            f"the file, or write it again with `pkv calibrate --name {name}`"
+        )
+    return found
+
+
+def broken(file: Path, name: str, reason: str) -> ValueError:
+    """The error that a user's own file cannot be read, and why."""
+    return ValueError(
+        f"{file} is no profile of a GPU ({reason}): delete it, or write it again with `pkv calibrate --name {name}`"
+    )
+
+
+def write_own(name: str, fields: dict[str, Any]) -> Path:
+    """Write one of the user's own profiles; the file."""
+    file = own_file(name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return write(file, {"schema": SCHEMA} | fields)
+
+
+def write(file: Path, fields: dict[str, Any]) -> Path:
+    """Write a profile, so that a reader sees the old file or the new one, never a part; the file."""
+    part = file.with_name(f".{file.name}.{os.getpid()}")
+    part.write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n")
+    part.replace(file)
+    return file
