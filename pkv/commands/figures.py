@@ -1,0 +1,221 @@
+"""What is drawn of records: FIGURES, by name. Each takes the records of one machine and grid, and makes one claim.
+
+`machines` takes those of all machines together. Where records lack what a figure needs, it raises Missing and says so.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+
+from pkv.bench.loads import SHAPE
+from pkv.bench.records import Records
+from pkv.bench.regret import chosen_by
+from pkv.bench.results import (
+    FLASHINFER,
+    LAYERS,
+    TRACE,
+    Result,
+    engines_of,
+    geomean,
+    grouped,
+    machine_of,
+    of_stream,
+    over_flashinfer,
+    parts,
+    results_of,
+)
+from pkv.bench.summaries import Choices, always, measured_regret
+from pkv.commands.tables import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
+from pkv.gpus import GpuProfile, profile_of
+from pkv.profiles import read_shipped, shipped_names
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES
+from pkv.viz.bars import draw_regret
+from pkv.viz.regimes import draw_regimes
+from pkv.viz.resultsbars import draw_ladder, draw_machines
+from pkv.viz.resultscurves import draw_growth, draw_layers
+from pkv.viz.resultsratios import draw_ratios, draw_stream
+from pkv.viz.svg import Picture
+
+LADDER = ("split_kv", "length_buckets", "row_local", "workqueue", RIVAL_HERE)
+SIZES = re.compile(r"(\w+)\((\d+)(?:,(\d+)(k?))?\)")  # a load of one step in the usual shape: bimodal(8,16k), short(8)
+SHORT = 2048  # the most tokens of a row of the load `short`
+MOST_CURVES = 10  # more lines in one plane cannot be told apart
+NEARLY_ALL = 0.8  # of the loads: an engine that did fewer says too little about a mean
+
+
+class Missing(ValueError):
+    """Records do not hold what a figure needs; the message says what that is."""
+
+
+def where(records: Records) -> str:
+    """Machine and grid of records that are of one of both."""
+    run = next(iter(records.runs.values()))
+    return f"{machine_of(run)}; grid {run.grid}"
+
+
+def ratios(records: Records) -> Picture:
+    """How much faster than the best of FlashInfer each engine is, load by load."""
+    results = results_of(records)
+    found: dict[str, dict[str, float]] = {}
+    for engine in engines_of(results):
+        for load, of_load in results.items():
+            if (ratio := over_flashinfer(of_load, engine)) is not None:
+                found.setdefault(engine, {})[load] = ratio
+    if not found:
+        raise Missing(
+            "ratios needs times of an engine of FlashInfer's: pkv bench --record FILE, with FlashInfer installed"
+        )
+    return draw_ratios(found, "the best of FlashInfer", f"GPU time of a layer, planning not counted. {where(records)}.")
+
+
+def stream(records: Records) -> Picture:
+    """How near to a streaming read of the same bytes each engine comes."""
+    results = results_of(records)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for engine in engines_of(results):
+        for of_load in results.values():
+            if (part := of_stream(of_load, engine)) is not None:
+                found.setdefault(engine, []).append((of_load[engine].kv_bytes, part))
+    if not found:
+        raise Missing("stream needs times of the engine stream: pkv bench --engines stream,... --record FILE")
+    return draw_stream(found, f"GPU time of a layer. {where(records)}.")
+
+
+def layers(records: Records) -> Picture:
+    """What a layer costs when 1, 8, 32 or 80 layers share a plan: geometric means over loads that all engines did."""
+    results = results_of(records)
+    engines = list(engines_of(results))
+    n_done = {engine: sum(engine in of_load for of_load in results.values()) for engine in engines}
+    kept = [engine for engine in engines if n_done[engine] >= NEARLY_ALL * max(n_done.values())]
+    common = [of_load for of_load in results.values() if all(engine in of_load for engine in kept)]
+    if len(kept) < 2 or not common:
+        raise Missing("layers needs a load that several engines did: pkv bench --record FILE")
+
+    def cost(engine: str, n_layers: int) -> float:
+        return geomean(of_load[engine].layer_us(n_layers) for of_load in common) or math.nan
+
+    shown = sorted(kept, key=lambda engine: cost(engine, LAYERS[-1]))[:MOST_CURVES]
+    curves = {engine: [(n, cost(engine, n)) for n in LAYERS] for engine in shown}
+    few = f" The {len(shown)} cheapest with {LAYERS[-1]} layers." if len(shown) < len(engines) else ""
+    return draw_layers(curves, f"Geometric means over {len(common)} loads.{few} {where(records)}.")
+
+
+def regimes(records: Records) -> Picture:
+    """Which stage is best by rows and longest row, for each kind of load; FlashInfer's engines count as one."""
+    cells = []
+    for load, of_load in results_of(records).items():
+        sizes, made = SIZES.fullmatch(load), records.loads[load]
+        best: dict[str, float] = {}
+        for engine, result in of_load.items():
+            name = FLASHINFER if result.family == FLASHINFER else engine
+            if engine in engines_of({load: of_load}) and not name.startswith("adaptive"):
+                best[name] = min(result.gpu_us, best.get(name, math.inf))
+        if sizes is None or made.shape != SHAPE or not best:
+            continue
+        first, *others = sorted(best, key=lambda name: best[name])
+        margin = best[others[0]] / best[first] - 1 if others else None
+        longest = int(sizes[3]) * (1024 if sizes[4] else 1) if sizes[3] else SHORT  # drawn rows may all be shorter
+        cells.append((made.n_rows, longest, sizes[1], first, margin))
+    if len({cell[:2] for cell in cells}) < 3:
+        raise Missing("regimes needs loads of several sizes, such as those of pkv bench --grid full --record FILE")
+    return draw_regimes(sorted(cells), f"Measured GPU time of a layer, planning not counted. {where(records)}.")
+
+
+def growth(records: Records) -> Picture:
+    """How planning on the host, and memory, grow with the number of rows."""
+    plans: dict[str, list[tuple[float, float]]] = {}
+    sizes: dict[str, list[tuple[float, float]]] = {}
+    shown = engines_of(results_of(records))
+    for (load, engine), timing in records.latest().items():
+        if SIZES.fullmatch(load) and timing.refused is None and engine in shown:
+            n_rows = records.loads[load].n_rows
+            plans.setdefault(engine, []).append((n_rows, records.mean(timing, "plan_us")))
+            if timing.workspace_bytes is not None:
+                sizes.setdefault(engine, []).append((n_rows, float(timing.workspace_bytes)))
+    is_growth = {run.grid for run in records.runs.values()} == {"growth"}
+    if not is_growth or not sizes or len({n_rows for points in plans.values() for n_rows, _ in points}) < 3:
+        raise Missing("growth needs pkv bench --grid growth --record FILE")
+    return draw_growth(plans, sizes, f"Rows of 1,024 tokens. {where(records)}.")
+
+
+def ladder(records: Records) -> Picture:
+    """What each stage buys on the paper's traces with eight rows."""
+    found = {
+        group: {engine: of_group[engine].gpu_us for engine in LADDER if engine in of_group}
+        for group, of_group in grouped(results_of(records)).items()
+        if group.endswith(" B8")
+    }
+    found = {group: times for group, times in found.items() if LADDER[0] in times and len(times) > 1}
+    if not found:
+        raise Missing(f"ladder needs {', '.join(LADDER)} on pkv bench --grid paper --record FILE")
+    return draw_ladder(found, f"Means over seeds, planning not counted. {where(records)}.")
+
+
+def machines(records: Records) -> Picture:
+    """The paper's schedules over FlashInfer's tensor-core kernel: as published, simulated, and on each machine."""
+    found: dict[str, dict[str, float]] = {}
+    for (machine, _), part in parts(records).items():
+        groups, times = published_beside(results_of(part))
+        for (group, engine), (published_ms, simulated_ms) in times.items():
+            of_group: Mapping[str, Result] = groups[group]
+            ours = "length_buckets" if group.endswith(" B1") else "workqueue"
+            if engine != ours or engine not in of_group or RIVAL_HERE not in of_group:
+                continue
+            rival_ms, rival_simulated_ms = times[group, RIVAL_PUBLISHED]
+            bars = found.setdefault(f"{group}, {engine}", {})
+            bars["RTX 3060, published"] = rival_ms / published_ms
+            bars["RTX 3060, simulated"] = rival_simulated_ms / simulated_ms
+            bars[machine.removeprefix("NVIDIA ")] = of_group[RIVAL_HERE].gpu_us / of_group[engine].gpu_us
+    if not found:
+        raise Missing(
+            f"machines needs workqueue, length_buckets and {RIVAL_HERE} on pkv bench --grid paper --record FILE"
+        )
+    planning = "Published and simulated times of FlashInfer hold its planning, those measured here do not."
+    return draw_machines(found, "FlashInfer's tensor-core kernel", f"Means over the published seeds. {planning}")
+
+
+def regret(records: Records) -> Picture:
+    """How much slower than the best stage of each step every policy is, and every stage that is always taken."""
+    timed = {key for key, timing in records.latest().items() if timing.refused is None}
+    traces = {name: load for name, load in records.loads.items() if TRACE.fullmatch(name)}
+    loads = [load for name, load in traces.items() if all((name, stage) in timed for stage in OWN)]
+    if not loads:
+        raise Missing(f"regret needs {', '.join(OWN)} on pkv bench --grid paper --record FILE")
+    stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in loads)]
+    profile = card_of(records)
+    choices: dict[str, Choices] = {
+        f"policy {policy}": chosen_by(policy, loads, profile, stages)
+        for policy in (POLICIES if profile.costs else POLICIES[:1])
+    }
+    for stage in stages:
+        choices[f"always {stage}"] = {key: name for load in loads for key, name in always(load, stage).items()}
+
+    def trace_of(load: str) -> str:
+        return load.split()[1]
+
+    note = f"Measured GPU times. {where(records)}."
+    return draw_regret(measured_regret(records, choices, stages, trace_of), note)
+
+
+def card_of(records: Records) -> GpuProfile:
+    """The shipped profile of the card that records were taken on, with its costs where they are known."""
+    gpu = next(iter(records.runs.values())).gpu
+    for name in shipped_names():  # not the user's own: the same records give the same picture everywhere
+        fields = read_shipped(name)
+        is_like = all(fields[key] == gpu.get(key) for key in ("arch", "n_sms"))
+        if is_like and fields["title"].startswith(gpu["title"]):
+            return profile_of(name, fields)
+    return GpuProfile(gpu["title"], gpu["arch"], gpu["n_sms"])
+
+
+FIGURES: dict[str, Callable[[Records], Picture]] = {
+    "ratios": ratios,
+    "stream": stream,
+    "layers": layers,
+    "regimes": regimes,
+    "growth": growth,
+    "ladder": ladder,
+    "regret": regret,
+    "machines": machines,
+}
+OF_ALL_MACHINES = ("machines",)

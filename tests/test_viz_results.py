@@ -1,0 +1,298 @@
+"""Pictures of results: true to their numbers, legible, the same every time, and drawn only of what there is."""
+
+import argparse
+import itertools
+import json
+import re
+from xml.etree import ElementTree
+
+import pytest
+from drawings import SVG, texts
+from recordfiles import ENGINES, H200, SLICE, run_of, write_records
+
+from pkv import viz
+from pkv.bench.loads import grid, load, trace_load
+from pkv.bench.records import read_records
+from pkv.commands import CommandError, plot
+from pkv.commands.figures import FIGURES, Missing
+from pkv.viz.resultsbars import draw_ladder, draw_machines
+from pkv.viz.resultscales import Scale, spread, times_in_words
+from pkv.viz.resultscurves import draw_growth, draw_layers
+from pkv.viz.resultsratios import draw_ratios, draw_stream
+from pkv.viz.svg import SMALL, WIDTH
+
+TRACES = [trace_load(name, rows, 20260623) for name in ("bimodal", "zipf", "bucketed") for rows in (1, 8)]
+RATIOS = {"ours": {"a": 1.2, "b": 1.25}, "a name that is long & <odd>": {"a": 0.5, "b": 0.05}, "less": {"a": 9.0}}
+MANY = {f"engine {number}": {str(n): 0.02 * (n + 1) * (1 + number / 9) for n in range(100)} for number in range(18)}
+CURVES = {f"engine {number}": [(2.0**n, 5.0 + number * n**2) for n in range(11)] for number in range(18)}
+DRAWN = {
+    "ratios": lambda: draw_ratios(RATIOS, "the rival", "A note."),
+    "ratios-one": lambda: draw_ratios({"ours": {"a": 1.0}}, "the rival"),
+    "ratios-many": lambda: draw_ratios(MANY, "the rival"),
+    "stream": lambda: draw_stream({"ours": [(1e6, 0.4), (3e8, 0.95), (1e9, 1.02)], "other": [(3e8, 0.2)]}),
+    "stream-one": lambda: draw_stream({"ours": [(1e6, 0.4)]}),
+    "layers": lambda: draw_layers({"ours": [(1, 90.0), (80, 88.0)], "theirs": [(1, 400.0), (80, 89.0)]}),
+    "layers-same": lambda: draw_layers({"a": [(1, 90.0), (80, 90.0)], "b": [(1, 90.0), (80, 90.0)]}),
+    "growth": lambda: draw_growth({"ours": [(1, 0.0), (1024, 0.2)], "b": [(1, 9.0), (1024, 900.0)]}, {"b": [(1, 0.0)]}),
+    "growth-many": lambda: draw_growth(CURVES, CURVES),
+    "ladder": lambda: draw_ladder({"zipf B8": {"split_kv": 90.0, "workqueue": 60.0}, "b": {"split_kv": 9.0}}),
+    "machines": lambda: draw_machines({"zipf B8": {"a card": 1.1, "other": 2.0}, "b": {"a card": 0.4}}, "the rival"),
+}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Two machines on the paper's traces, and the other grids on one."""
+    folder = tmp_path_factory.mktemp("records")
+    return [
+        write_records(folder / "paper.jsonl", run_of("p", "paper"), TRACES),
+        write_records(folder / "slice.jsonl", run_of("q", "paper", SLICE), TRACES, {"fa2-tensor-core": 2.3}),
+        write_records(folder / "growth.jsonl", run_of("g", "growth", H200), grid("growth")[::5]),
+        write_records(folder / "full.jsonl", run_of("f", "full", H200), grid("full")[::3]),
+    ]
+
+
+def of_records(files):
+    records = read_records(files)
+    return plot.drawn_of(records, list(FIGURES))[0]
+
+
+def every_picture(files):
+    return {name: draw() for name, draw in DRAWN.items()} | of_records(files)
+
+
+def test_pictures_are_sound_legible_and_the_same_every_time(files):
+    again = every_picture(files)
+    for name, picture in every_picture(files).items():
+        assert picture == again[name], name
+        root = ElementTree.fromstring(picture.svg)
+        assert root.find(f"{SVG}title").text == picture.alt
+        assert len(picture.svg) < 250_000, name
+        assert len(list(root.iter())) < 2500, name
+        drawn = re.sub(r"<text.*?</text>|<title>.*?</title>|aria-label=\S+", "", picture.svg)
+        assert not re.search(r"\b(nan|inf)\b", drawn), name
+        assert min(map(float, re.findall(r'font-size="([\d.]+)"', picture.svg))) >= SMALL
+
+
+def test_texts_stay_inside_and_apart(files):
+    for name, picture in every_picture(files).items():
+        height = float(ElementTree.fromstring(picture.svg).get("height"))
+        found = sorted(texts(picture), key=lambda text: text[2])
+        for left, right, y, text in found:
+            assert left > -2, f"{name}: cut on the left: {text}"
+            assert right < WIDTH + 2, f"{name}: cut on the right: {text}"
+            assert 8 < y < height, f"{name}: outside the picture: {text}"
+        for (left, right, y, text), (other_left, other_right, other_y, other) in itertools.combinations(found, 2):
+            if other_y - y < 9:
+                assert left > other_right - 4 or other_left > right - 4, f"{name}: {text!r} and {other!r} overlap"
+
+
+def test_every_figure_is_drawn_of_each_machine_and_grid_that_has_it(files):
+    assert sorted(of_records(files)) == sorted(
+        [
+            *(f"{name}-full-nvidia-h200-132-sms" for name in ("ratios", "stream", "layers", "regimes")),
+            *(
+                f"{name}-paper-nvidia-h200-{n_sms}-sms"
+                for name in ("ratios", "stream", "layers", "ladder", "regret")
+                for n_sms in (132, 28)
+            ),
+            "growth-growth-nvidia-h200-132-sms",
+            "machines",
+        ]
+    )
+
+
+def places(picture):
+    """(x, y) of the middle of every dot, path by path."""
+    for node in ElementTree.fromstring(picture.svg).iter(f"{SVG}path"):
+        if node.get("fill-opacity") == ".55":
+            yield [(float(x) + 2.4, float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)a", node.get("d"))]
+
+
+def test_dots_lie_at_their_ratios():
+    picture = draw_ratios({"ours": {"a": 2.0, "b": 1.0, "c": 0.5}}, "the rival")
+    ((two, one, half),) = places(picture)
+    assert two[0] - one[0] == pytest.approx(one[0] - half[0], abs=0.1)
+    assert two[0] > one[0]
+    (level,) = re.findall(r'd="M([\d.]+) [^"]*" stroke="#1a1a1a" fill="none" stroke-dasharray', picture.svg)
+    assert float(level) == pytest.approx(one[0], abs=0.1)
+
+
+def test_dots_of_the_stream_rise_with_their_part():
+    picture = draw_stream({"ours": [(3e8, 0.25), (6e8, 0.5), (12e8, 1.0)]})
+    ((_, low), (_, middle), (_, high)) = next(iter(places(picture)))
+    assert low - middle == pytest.approx((middle - high) / 2, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("draw", "claim"),
+    [
+        (lambda: draw_ratios({"a": {"x": 2.0, "y": 0.5}, "b": {"x": 1.2, "y": 1.2}}, "R"),
+         "b is 1.20× as fast as R over 2 loads, on none slower"),
+        (lambda: draw_ratios({"a": {"x": 9.0}, "b": {"x": 1.2, "y": 0.8}}, "R"),  # a refused y
+         "b is 0.98× as fast as R over 2 loads, on 1 slower"),
+        (lambda: draw_stream({"a": [(1e6, 0.1), (3e8, 0.9), (4e8, 0.8)], "b": [(1e6, 0.9), (3e8, 0.2), (4e8, 0.2)]}),
+         "a comes nearest to the stream: 85% of its rate from 256 MB on, at least 80%"),
+        (lambda: draw_stream({"a": [(1e6, 0.1)]}), "a comes nearest to the stream: 10% of its rate on all loads"),
+        (lambda: draw_layers({"a": [(1, 50.0), (80, 40.0)], "b": [(1, 90.0), (80, 30.0)]}),
+         "a is the cheapest with 1 layer, b with 80; b becomes 3.00× cheaper"),
+        (lambda: draw_layers({"a": [(1, 50.0), (80, 49.0)]}), "a is the cheapest with 1 layer and with 80. "),
+        (lambda: draw_growth({"a": [(1, 2.0), (64, 640.0)], "b": [(64, 0.0)]}, {"a": [(1, 1.0)]}),
+         "At 64 rows the host plans 640 us for a, and 1 us or less for b"),
+        (lambda: draw_ladder({"x": {"a": 100.0, "b": 75.0}, "y": {"a": 100.0, "b": 50.0}}),
+         "b is the fastest on 2 of 2 traces, 25% to 50% shorter than a"),
+        (lambda: draw_ladder({"x": {"a": 100.0, "b": 175.0}}), "a is the fastest on 1 of 1 trace. "),
+        (lambda: draw_machines({"x": {"m": 1.5, "n": 0.8}, "y": {"m": 2.0}}, "R"),
+         "Over R: 1.50× to 2.00× on m, 0.80× on n"),
+    ],
+)  # fmt: skip
+def test_claims_follow_the_numbers(draw, claim):
+    assert draw().alt.startswith(claim)
+
+
+def test_bars_are_as_long_as_their_values():
+    picture = draw_machines({"x": {"m": 1.0, "n": 2.0}}, "R")
+    widths = [float(w) for w in re.findall(r'data-key="\d+" d="M[\d.]+ [\d.]+h([\d.]+)v', picture.svg)]
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.001)
+    assert {"1.00×", "2.00×", "m", "n", "x"} <= {text for *_, text in texts(picture)}
+
+
+def test_names_at_the_ends_of_lines_stay_apart_and_in_order():
+    ends = [((0.0, y), number, str(number)) for number, y in enumerate([300.0, 299.0, 120.0, 121.0, 122.0, 20.0])]
+    found = spread(ends, 20.0, 300.0)
+    heights = [height for *_, height in found]
+    assert [name for _, _, name, _ in found] == ["5", "2", "3", "4", "1", "0"]
+    assert min(b - a for a, b in itertools.pairwise(heights)) >= 14
+    assert max(heights) <= 300
+
+
+def test_ticks_are_round_and_few():
+    for least, most in ((0.001, 5000), (0.9, 1.1), (1, 1024), (55, 60), (3, 4)):
+        found = Scale(least, most, 0, 100).ticks(7)
+        assert len(found) <= 8, (least, most)
+        assert all(least <= tick <= most for tick in found)
+    assert times_in_words(123.4) == "123×"
+
+
+@pytest.mark.parametrize(
+    ("draw", "error", "words"),
+    [
+        (lambda: draw_ratios({}, "R"), ValueError, "ratios is empty: pass at least one entry"),
+        (lambda: draw_ratios([1], "R"), TypeError, "ratios must be a dict, got list"),
+        (lambda: draw_ratios({"a": {}}, "R"), ValueError, "a is empty"),
+        (lambda: draw_ratios({"a": {"x": 0.0}}, "R"), ValueError, "ratios['a']['x'] = 0.0 must be above 0, and finite"),
+        (lambda: draw_ratios({"a": {"x": "1"}}, "R"), TypeError, "ratios['a']['x'] must be a number, got str"),
+        (lambda: draw_stream({"a": [(1, float("inf"))]}), ValueError, "points['a'][0][1] = inf must be above 0"),
+        (lambda: draw_stream({"a": [3]}), TypeError, "points['a'][0] = 3 must be a pair of numbers, such as"),
+        (lambda: draw_layers({"a": []}), ValueError, "costs['a'] is empty: pass at least one pair"),
+        (lambda: draw_growth({"a": [(1, -3.0)]}, {"a": [(1, 1.0)]}), ValueError, "plan_us['a'][0][1] = -3.0 must be"),
+        (lambda: draw_growth({"a": [(1, 3.0)]}, {}), ValueError, "workspace is empty"),
+        (lambda: draw_ladder({"x": {"a": float("nan")}}), ValueError, "times['x']['a'] = nan must be above 0"),
+        (lambda: draw_machines({"x": {}}, "R"), ValueError, "ratios['x'] is empty"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(draw, error, words):
+    with pytest.raises(error, match=re.escape(words)):
+        draw()
+
+
+def test_the_map_takes_lengths_from_the_names_and_flashinfer_as_one(tmp_path):
+    loads = [
+        load(kind, rows, longest) for kind in ("uniform", "bimodal") for rows in (2, 8) for longest in (4096, 16384)
+    ]
+    file = write_records(tmp_path / "a", run_of(grid_name="full"), loads, {"batch-attention": 0.1, "adaptive": 0.01})
+    picture = FIGURES["regimes"](read_records([file]))
+    assert picture.alt.startswith("flashinfer is best in 8 of 8 cells. ")
+    assert "uniform, 8 rows, longest 4,096: flashinfer ×" in picture.alt
+    assert "adaptive" not in picture.alt
+
+
+def test_layers_keep_to_loads_that_all_curves_have(tmp_path):
+    run = run_of()
+    write_records(tmp_path / "a", run, grid("smoke")[:5], engines=[name for name in ENGINES if name != "vllm"])
+    write_records(tmp_path / "a", run, grid("smoke")[5:])
+    picture = FIGURES["layers"](read_records([tmp_path / "a"]))
+    assert "Geometric means over 6 loads" in picture.alt
+    assert "vllm" not in picture.alt
+
+
+@pytest.mark.parametrize(
+    ("name", "engines", "words"),
+    [
+        ("ratios", ["workqueue"], "ratios needs times of an engine of FlashInfer's"),
+        ("stream", ["workqueue"], "stream needs times of the engine stream"),
+        ("layers", ["stream"], "layers needs a load that several engines did"),
+        ("regimes", ["workqueue"], "regimes needs loads of several sizes"),
+        ("growth", ["workqueue"], "growth needs pkv bench --grid growth"),
+        ("ladder", ["workqueue"], "ladder needs split_kv, "),
+        ("regret", ["workqueue"], "regret needs split_kv, "),
+        ("machines", ["workqueue"], "machines needs workqueue, length_buckets and fa2-tensor-core"),
+    ],
+)
+def test_a_figure_without_its_data_says_what_it_needs(name, engines, words, tmp_path):
+    file = write_records(tmp_path / "a", loads=[load("equal", 1, 64)], engines=engines)
+    with pytest.raises(Missing, match=re.escape(words)):
+        FIGURES[name](read_records([file]))
+    with pytest.raises(CommandError, match=re.escape(words)):
+        run_plot(file, "--figure", name, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def run_plot(*words):
+    parser = argparse.ArgumentParser()
+    plot.add_arguments(parser)
+    return plot.execute(parser.parse_args([str(word) for word in words]))
+
+
+def test_plot_writes_the_same_bytes_and_says_what_it_wrote(files, tmp_path, capsys):
+    for folder in ("one", "two"):
+        assert run_plot(*files[:2], "--out", tmp_path / folder) == 0
+    out = capsys.readouterr().out
+    written = sorted((tmp_path / "one").iterdir())
+    assert len(written) == 11
+    for file in written:
+        assert f"{file}\n  " in out
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
+    assert "not drawn: growth needs " in out
+    assert "not drawn: regimes needs loads of several sizes" in out
+
+
+def test_plot_one_figure_tables_and_json(files, tmp_path, capsys):
+    run_plot(files[0], "--figure", "ladder", "--out", tmp_path, "--json")
+    found = json.loads(capsys.readouterr().out)
+    (file,) = found["written"]
+    assert file == str(tmp_path / "ladder-paper-nvidia-h200-132-sms.svg")
+    assert found["missing"] == {}
+    run_plot(files[0], "--table", "--out", tmp_path / "none")
+    assert "x best of FlashInfer" in capsys.readouterr().out
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(CommandError, match="--table prints all tables"):
+        run_plot(files[0], "--table", "--json")
+
+
+def test_plot_says_where_it_cannot_write(files, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CommandError, match=r"cannot write .*pass --out DIR"):
+        run_plot(files[0], "--figure", "ladder", "--out", tmp_path / "file")
+
+
+def test_plot_names_a_file_that_it_cannot_read(files, tmp_path):
+    for words in ((tmp_path / "none",), (files[0], tmp_path / "none", "--table")):
+        with pytest.raises(CommandError, match=re.escape(f"cannot read {tmp_path / 'none'}: No such file")):
+            run_plot(*words)
+
+
+def test_pkvs_own_records_are_the_default(files, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plot.resources, "files", lambda package: tmp_path)
+    with pytest.raises(CommandError, match="pkv ships no records: name a file"):
+        run_plot("--table")
+    (tmp_path / "data" / "results").mkdir(parents=True)
+    (tmp_path / "data" / "results" / "a.jsonl").write_bytes(files[0].read_bytes())
+    run_plot("--table")
+    assert "NVIDIA H200, 132 SMs, grid paper" in capsys.readouterr().out
+
+
+def test_the_regret_picture_says_what_its_times_are(files):
+    picture = of_records(files[:1])["regret-paper-nvidia-h200-132-sms"]
+    assert "Measured GPU times. NVIDIA H200, 132 SMs; grid paper." in picture.alt
+    assert viz.draw_regret([("cost", "zipf", 0.1)]).alt == viz.draw_regret([("cost", "zipf", 0.1)], "").alt
