@@ -12,10 +12,20 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pkv.commands import CommandError, demo, doctor, explain, lab, plan, simulate
+from pkv.commands import CommandError, bench, compare, demo, doctor, explain, lab, plan, plot, simulate
 from pkv.commands.output import CLOSED, complain, drop_stdout, say
 
-COMMANDS = {"doctor": doctor, "demo": demo, "plan": plan, "simulate": simulate, "explain": explain, "lab": lab}
+COMMANDS = {
+    "doctor": doctor,
+    "demo": demo,
+    "plan": plan,
+    "simulate": simulate,
+    "explain": explain,
+    "bench": bench,
+    "compare": compare,
+    "plot": plot,
+    "lab": lab,
+}
 SIGNAL_EXIT = 128  # the shell's exit code for a program that a signal ended is this plus the signal
 SIGINT, SIGPIPE = 2, 13
 
@@ -55,9 +65,11 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unknown option {option}" + (f": did you mean {similar[0]}?" if similar else ""))
 
     def refuse_surplus(self, option: str, values: list[str]) -> None:
-        """Every option takes one value or none. Where that is a list, its commas are missing."""
+        """Every option takes one value, or none, or either. Where that is a list, its commas are missing."""
+        if any(not isinstance(action, argparse._SubParsersAction) for action in self._get_positional_actions()):
+            return  # a command that takes files may have them anywhere
         action = self._option_string_actions.get(option)
-        n_wanted = 1 if action and action.nargs is None else 0
+        n_wanted = 1 if action and action.nargs in (None, "?") else 0
         if len(values) <= n_wanted:
             return
         hint = ""

@@ -15,10 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A module imports only from lines above its own; a new module takes its place here.
 ORDER = [
     "_triton checks counters planchecks",
+    "profiles",
     "gpus paging shapes",
     "pagedtensors planjson",
     "cache plans",
     "costs",
+    "playing",
     "simulation",
     "tile configs",
     "arguments",
@@ -31,7 +33,8 @@ ORDER = [
     "stages",
     "decoding",
     "accuracy",
-    "bench viz",
+    "bench",
+    "viz",
     "course",
     "commands",
     "cli",

@@ -11,10 +11,11 @@ from drawings import SVG, texts
 from recordfiles import ENGINES, H200, SLICE, run_of, write_records
 
 from pkv import viz
+from pkv.bench import shipped
 from pkv.bench.loads import grid, load, trace_load
 from pkv.bench.records import read_records
 from pkv.commands import CommandError, plot
-from pkv.commands.figures import FIGURES, Missing
+from pkv.viz.figures import FIGURES, Missing
 from pkv.viz.resultsbars import draw_ladder, draw_machines
 from pkv.viz.resultscales import Scale, spread, times_in_words
 from pkv.viz.resultscurves import draw_growth, draw_layers
@@ -283,11 +284,10 @@ def test_plot_names_a_file_that_it_cannot_read(files, tmp_path):
 
 
 def test_pkvs_own_records_are_the_default(files, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(plot.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)
     with pytest.raises(CommandError, match="pkv ships no records: name a file"):
         run_plot("--table")
-    (tmp_path / "data" / "results").mkdir(parents=True)
-    (tmp_path / "data" / "results" / "a.jsonl").write_bytes(files[0].read_bytes())
+    (tmp_path / "a.jsonl").write_bytes(files[0].read_bytes())
     run_plot("--table")
     assert "NVIDIA H200, 132 SMs, grid paper" in capsys.readouterr().out
 

@@ -27,7 +27,7 @@ def stage_engine(stage: str, **options: Any) -> Engine:
     suffix = ",".join(f"{name}={value}" for name, value in ordered.items())
     return Engine(
         name=f"{stage}:{suffix}" if suffix else stage,
-        what=(STAGES[stage].__doc__ or "").splitlines()[0].rstrip("."),
+        what=(STAGES[stage].__doc__ or "").partition(":")[0],
         family="pkv",
         why_not=functools.partial(why_not, stage, ordered),
         prepare=functools.partial(prepare, stage, ordered),
@@ -67,6 +67,7 @@ def prepare(stage: str, options: dict[str, Any], batch: Batch) -> Ready:
         plan=lambda: brought(planned(stage, options, batch), batch),
         run=lambda made: run(q, cache, made, out=out),
         settings=settings,
+        rounds_weights=settings.get("kernel") == "tensor-core",
     )
 
 

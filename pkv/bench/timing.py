@@ -10,6 +10,7 @@ never timed. A time is the median of many rounds, in each of which every engine 
 Spread(median=92.0, p5=90.2, p95=114.6)
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,12 +40,13 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.to_flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
+        self.to_flush = room_to_flush(device)
         n_cycles = 2_000_000
         self.cycles_per_us = 1.0
         slept_us = min(self._events_us(lambda: torch.cuda._sleep(n_cycles)) for _ in range(3))
         self.cycles_per_us = n_cycles / slept_us
-        self.idle_us = statistics.median(self._host_us(_nothing) for _ in range(50))
+        self.idle_us = 0.0
+        self.idle_us = statistics.median(self.host_us(_nothing) for _ in range(50))
         self.floor_us = statistics.median(self.gpu_us(_nothing)[0] for _ in range(50))  # what events say of nothing
 
     def gpu_us(self, call: Callable[[], Any], enqueue_us: float = 0.0) -> tuple[float, float]:
@@ -92,6 +94,12 @@ class Stopwatch:
         elapsed_us = self._events(call)
         torch.cuda.synchronize(self.device)
         return elapsed_us()
+
+
+@functools.cache
+def room_to_flush(device: torch.device) -> torch.Tensor:
+    """Memory to overwrite, one for all stopwatches of a device."""
+    return torch.empty(FLUSH_BYTES, dtype=torch.uint8, device=device)
 
 
 def _nothing() -> None:

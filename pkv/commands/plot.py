@@ -3,15 +3,15 @@
 import argparse
 import re
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 
-from pkv.bench.records import Records
+from pkv.bench.records import RecordError, Records
 from pkv.bench.results import parts
+from pkv.bench.shipped import shipped_files
 from pkv.commands import CommandError, arguments
-from pkv.commands.figures import FIGURES, OF_ALL_MACHINES, Missing
 from pkv.commands.output import print_json, say
 from pkv.commands.tables import as_table, records_of
+from pkv.viz.figures import FIGURES, OF_ALL_MACHINES, Missing
 from pkv.viz.svg import Picture
 
 HELP = "draw what records of `pkv bench` say, or print it as tables"
@@ -37,7 +37,10 @@ def execute(args: argparse.Namespace) -> int:
     """Write every figure that the records allow, or print their tables."""
     if args.table and (args.figure or args.json):
         raise CommandError("--table prints all tables as text: leave --figure and --json out, or leave --table out")
-    records = records_of(args.files or shipped_records())
+    try:
+        records = records_of(args.files or shipped_files())
+    except RecordError as error:
+        raise CommandError(str(error)) from None
     if args.table:
         say(as_table(records))
         return 0
@@ -54,15 +57,6 @@ def execute(args: argparse.Namespace) -> int:
     for words in missing.values():
         say(f"not drawn: {words}")
     return 0
-
-
-def shipped_records() -> list[Path]:
-    """The records that ship with pkv."""
-    folder = Path(str(resources.files("pkv"))) / "data" / "results"
-    found = sorted(folder.glob("*.jsonl"))
-    if not found:
-        raise CommandError("pkv ships no records: name a file, such as one that `pkv bench --record FILE` writes")
-    return found
 
 
 def drawn_of(records: Records, names: list[str]) -> tuple[dict[str, Picture], dict[str, str]]:

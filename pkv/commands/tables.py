@@ -4,11 +4,10 @@ Of one load a line for each engine. Of many what each engine takes, what it is o
 an engine over all of them. A ratio is FlashInfer's time over the engine's: above 1 the engine is the faster one.
 """
 
-import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from pkv.bench import published
+from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
 from pkv.bench.records import RecordError, Records, read_records
 from pkv.bench.results import (
     LAYERS,
@@ -17,7 +16,6 @@ from pkv.bench.results import (
     Results,
     engines_of,
     geomean,
-    group_of,
     grouped,
     of_stream,
     over_flashinfer,
@@ -28,12 +26,9 @@ from pkv.bench.results import (
 from pkv.bench.summaries import Summary, summaries
 from pkv.commands import CommandError
 from pkv.commands.output import table
-from pkv.gpus import load_gpu
 
 WIDEST = 110  # letters: loads that would make a line longer go into the next block
 MOST_GROUPS = 20  # more are put together by their kind
-RIVAL_PUBLISHED = "flashinfer"  # what the published logs call FlashInfer's tensor-core kernel
-RIVAL_HERE = "fa2-tensor-core"
 Cell = Callable[[Mapping[str, Result], str], str]  # what stands in the column of a load, in the line of an engine
 
 
@@ -158,32 +153,6 @@ def beside_published(results: Results) -> str:
         rows.append([f"{group} {engine}", *cells])
     header = ["trace, engine", "rtx3060 published", "simulated", "here", "x: published", "simulated", "here"]
     return table(header, rows) if rows else ""
-
-
-def published_beside(
-    results: Results,
-) -> tuple[dict[str, dict[str, Result]], dict[tuple[str, str], tuple[float, float]]]:
-    """Results of the traces and seeds that were published, and {(group, engine): (published ms, simulated ms)}.
-
-    Both are means over the seeds that are in the results. FlashInfer's published times hold its planning, and so do the
-    simulated ones.
-    """
-    seeds: dict[str, dict[str, Result]] = {}
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row in published.published():
-        made = row.configuration
-        load = f"trace {made.trace} B{made.max_active} seed {made.seed}"
-        if row.log.startswith("seed_") and load in results:
-            seeds[load] = dict(results[load])
-            found.setdefault((group_of(load), made.engine), []).append((row.gpu_ms, _simulated_ms(made)))
-    return grouped(seeds), {
-        key: (sum(ms for ms, _ in of) / len(of), sum(ms for _, ms in of) / len(of)) for key, of in found.items()
-    }
-
-
-@functools.cache
-def _simulated_ms(configuration: published.Configuration) -> float:
-    return published.simulated_ms(configuration, load_gpu(published.GPU))
 
 
 def refused_in_words(records: Records) -> str:

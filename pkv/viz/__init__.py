@@ -8,6 +8,7 @@
 
 from pkv.viz.bars import Bar, draw_candidates, draw_regret
 from pkv.viz.choices import draw_choice
+from pkv.viz.figures import FIGURES, draw_recorded
 from pkv.viz.notebook import plan_mimebundle, register
 from pkv.viz.pages import draw_pages
 from pkv.viz.plandrawing import draw_plan, plan_svg
@@ -22,6 +23,7 @@ from pkv.viz.svg import Picture
 from pkv.viz.timelines import draw_timeline, draw_timelines
 
 __all__ = [
+    "FIGURES",
     "WAYS",
     "Bar",
     "Cell",
@@ -34,6 +36,7 @@ __all__ = [
     "draw_plan",
     "draw_programs",
     "draw_queue",
+    "draw_recorded",
     "draw_rectangle",
     "draw_regimes",
     "draw_regret",

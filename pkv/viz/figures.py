@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 
+from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
 from pkv.bench.loads import SHAPE
 from pkv.bench.records import Records
 from pkv.bench.regret import chosen_by
@@ -24,8 +25,8 @@ from pkv.bench.results import (
     parts,
     results_of,
 )
+from pkv.bench.shipped import shipped_part, shipped_records
 from pkv.bench.summaries import Choices, always, measured_regret
-from pkv.commands.tables import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
 from pkv.gpus import GpuProfile, profile_of
 from pkv.profiles import read_shipped, shipped_names
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES
@@ -219,3 +220,13 @@ FIGURES: dict[str, Callable[[Records], Picture]] = {
     "machines": machines,
 }
 OF_ALL_MACHINES = ("machines",)
+
+
+def draw_recorded(figure: str, grid: str = "paper", n_sms: int = 132) -> Picture:
+    """A figure of the records that ship with pkv; ValueError where there is no such figure, or no such record.
+
+    n_sms: of the card, 132 for the whole H200, 28 for a slice of it. `machines` is of all of them.
+    """
+    if figure not in FIGURES:
+        raise ValueError(f"figure = {figure!r} does not exist; choose one of {', '.join(FIGURES)}")
+    return FIGURES[figure](shipped_records() if figure in OF_ALL_MACHINES else shipped_part(grid, n_sms))

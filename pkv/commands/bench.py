@@ -1,0 +1,149 @@
+"""`pkv bench`: time every stage beside its peers, on loads that are named, and keep what was found as records.
+
+An engine is first checked against fp64; one that is wrong gets no time and no record. Without a GPU the schedules are
+checked and counted, and nothing is timed. Exit code 1 if an engine, or a schedule, was wrong.
+"""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pkv._triton import INTERPRETED
+from pkv.bench.engines import DEFAULT_ENGINES, ENGINES, find_engines
+from pkv.bench.loads import GRIDS, Load
+from pkv.bench.measuring import ROUNDS
+from pkv.bench.records import RecordError, Records, Run, Timing
+from pkv.bench.sweep import Sweep, loads_of, resume, sweep
+from pkv.commands import CommandError, arguments
+from pkv.commands.output import Progress, complain, print_json, say
+from pkv.commands.schedules import check_schedules
+from pkv.commands.tables import as_table
+from pkv.gpus import gpu_of
+
+HELP = "time every stage and its peers on a grid of loads, each checked against fp64 first"
+EPILOG = """\
+grids:
+  smoke    6 loads, under a minute once FlashInfer's kernels are built
+  paper    the paper's traces x 1, 4, 8 rows x 5 seeds; fits a 12 GB card
+  full     some 110 loads, 1 to 256 rows, up to 128k tokens, and other shapes
+  growth   1 to 1024 rows of 1k: what planning on the host and workspace cost
+engines (a stage may have options, as in workqueue:splits=20,tile=32):
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument(
+        "--grid", choices=list(GRIDS), default="smoke", metavar="NAME", help=f"{', '.join(GRIDS)} (default smoke)"
+    )
+    parser.add_argument("--engines", metavar="NAME,NAME", help="only these (default: all but reference and empty)")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only loads whose names hold this, as in 'B8 seed'")
+    parser.add_argument(
+        "--rounds", type=arguments.at_least_1, default=ROUNDS, metavar="N", help=f"times per engine (default {ROUNDS})"
+    )
+    parser.add_argument(
+        "--record",
+        nargs="?",
+        type=Path,
+        const=Path(),
+        metavar="FILE",
+        help="write records (default: a file named by date)",
+    )
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the sweep that wrote this file")
+    arguments.add_json(parser)
+    arguments.add_epilog(parser, EPILOG + "\n".join(f"  {name:<16} {engine.what}" for name, engine in ENGINES.items()))
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Measure and print, or, without a GPU, check and count."""
+    try:
+        engines = find_engines(args.engines.split(",") if args.engines else DEFAULT_ENGINES)
+        loads = loads_of(args.grid, args.only)
+    except (ValueError, TypeError) as error:
+        raise CommandError(str(error)) from None
+    if not torch.cuda.is_available() or INTERPRETED:
+        if args.record or args.resume:
+            raise CommandError("nothing to record: no time is taken without a GPU; leave out --record and --resume")
+        return check_schedules(args.grid, loads, args.json)
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        if args.resume:
+            todo = resume(args.resume, find_engines, device)
+        else:
+            file = new_file(args, gpu_of(device).name) if args.record is not None else None
+            todo = Sweep(args.grid, loads, tuple(engines), args.rounds, file, args.only)
+        return run_sweep(todo, device, args.json)
+    except RecordError as error:
+        raise CommandError(str(error)) from None
+
+
+def new_file(args: argparse.Namespace, gpu: str) -> Path:
+    """Where --record writes; a file that is there already is never added to by accident."""
+    file: Path = args.record if args.record.name else Path(f"{args.grid}-{gpu}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+    if file.exists():
+        raise CommandError(f"{file} exists: name another file, or go on with it by --resume {file}")
+    if not file.parent.is_dir():
+        raise CommandError(f"{file.parent} is no folder: make it first, or name a file elsewhere")
+    return file
+
+
+def run_sweep(todo: Sweep, device: torch.device, as_json: bool) -> int:
+    """Load by load; the table at the end, and every wrong engine at once."""
+    progress = Progress(len(todo.loads))
+    runs: dict[str, Run] = {}
+    loads: dict[str, Load] = {}
+    timings: list[Timing] = []
+    wrong: list[dict[str, str]] = []
+    began = time.monotonic()
+
+    def on_load(name: str) -> None:
+        left_s = (time.monotonic() - began) / progress.done * (len(todo.loads) - progress.done) if progress.done else 0
+        progress.step(
+            f"{name}, {progress.done + 1} of {len(todo.loads)}" + (f", {left_s:.0f} s left" if left_s else "")
+        )
+
+    try:
+        for run, load, measured in sweep(todo, device, on_load):
+            runs[run.run], loads[load.name] = run, load
+            timings += measured.timings
+            for engine, reason in measured.wrong.items():
+                wrong.append({"load": load.name, "engine": engine, "reason": reason})
+                progress.end()
+                complain(f"{load.name}: {engine} gets no record: {reason}")
+    finally:
+        progress.end()
+    records = Records(runs, loads, tuple(timings))
+    if as_json:
+        print_json(as_dict(records, wrong) | {"grid": todo.grid, "record": str(todo.file) if todo.file else None})
+    elif timings:
+        say(as_table(records))
+    if not as_json:
+        ended = (
+            f"{len(wrong)} engines were wrong, see above" if wrong else "every time is of a result checked against fp64"
+        )
+        kept = f"; records are in {todo.file}" if todo.file else ""
+        say(f"{ended}{kept}" if todo.loads else f"nothing is left to measure{kept}")
+    return 1 if wrong else 0
+
+
+def as_dict(records: Records, wrong: list[dict[str, str]]) -> dict[str, Any]:
+    """All that was found, for programs: per load and engine the means of a step, us."""
+    loads = []
+    for load in records.loads.values():
+        engines: list[dict[str, Any]] = []
+        for timing in records.timings:
+            if timing.load != load.name:
+                continue
+            if timing.refused is not None:
+                engines.append({"engine": timing.engine, "refused": timing.refused})
+                continue
+            times = {name: records.mean(timing, name) for name in ("plan_us", "gpu_us", "enqueue_us", "wall_us")}
+            rest = ("noise", "max_err", "tolerance", "workspace_bytes", "flags", "settings")
+            engines.append({"engine": timing.engine} | times | {name: getattr(timing, name) for name in rest})
+        sizes = {"rows": load.n_rows, "longest": load.longest, "kv_mib": load.kv_bytes / 2**20}
+        loads.append({"load": load.name} | sizes | {"engines": engines})
+    run = next(iter(records.runs.values()), None)
+    return {"timed": True, "run": None if run is None else vars(run), "loads": loads, "wrong": wrong}
