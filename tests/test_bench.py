@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import pkv
-from pkv.bench import engines
+from pkv.bench import engines, live
 from pkv.bench.engine import Ready
+from pkv.bench.loads import SHAPE
 from pkv.bench.records import read_records
 from pkv.bench.sweep import loads_of
 from pkv.cli import main
@@ -146,3 +147,20 @@ def test_a_wrong_engine_has_no_record_on_a_gpu(tmp_path, capsys, monkeypatch):
     assert main(words) == 1
     assert "wrong gets no record: out is off by" in capsys.readouterr().err
     assert [timing.engine for timing in read_records([file]).timings] == ["row_local"]
+
+
+@pytest.mark.gpu
+def test_lessons_time_a_step_on_a_gpu():
+    text = live.time_engines([900, 30], SHAPE, ["row_local", "gather-sdpa", "reference", "stream"], rounds=2)
+    first, *lines = text.splitlines()
+    assert first.startswith("2 rows, 930 tokens on ")
+    assert [line.split()[0] for line in lines] == ["row_local", "gather-sdpa", "reference", "stream"]
+    assert "left out: it is the fp64 specification" in lines[2]
+    assert lines[3].endswith("100% of a plain read")
+
+
+@NO_GPU
+def test_lessons_time_nothing_without_a_gpu():
+    assert not live.can_time()
+    with pytest.raises(RuntimeError, match="there is no GPU"):
+        live.time_engines([900], SHAPE, ["row_local"])

@@ -32,7 +32,12 @@ class Sweep:
     def settings(self) -> dict[str, Any]:
         """What a run keeps of how it was made, enough to go on with it."""
         names = [engine.name for engine in self.engines]
-        return {"engines": names, "rounds": self.rounds, "only": self.only, "flushed_mib": FLUSH_BYTES // 2**20}
+        return {
+            "engines": names,
+            "rounds": self.rounds,
+            "only": self.only,
+            "flush": f"reads {FLUSH_BYTES // 2**20} MiB",
+        }
 
 
 def loads_of(name: str, only: str = "") -> tuple[Load, ...]:
