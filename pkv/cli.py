@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pkv.commands import CommandError, bench, compare, demo, doctor, explain, lab, plan, plot, simulate
+from pkv.commands import CommandError, bench, calibrate, compare, demo, doctor, explain, lab, plan, plot, simulate
 from pkv.commands.output import CLOSED, complain, drop_stdout, say
 
 COMMANDS = {
@@ -22,6 +22,7 @@ COMMANDS = {
     "simulate": simulate,
     "explain": explain,
     "bench": bench,
+    "calibrate": calibrate,
     "compare": compare,
     "plot": plot,
     "lab": lab,

@@ -39,8 +39,7 @@ class Run:
     grid: its name. date: UTC, to the second. gpu: title, arch, n_sms, memory_gb, peak_gb_per_s (None where the driver
     does not tell), and what it read of clocks, power limit and driver. versions: of python, torch, cuda, triton,
     flashinfer and the other peers, None where missing. commit: pkv's, None outside a clone; changed: whether its files
-    differed from the commit. floor_us: between two events with nothing between them. settings: engines,
-    rounds, how L2 is filled.
+    differed from the commit. floor_us: between two events with nothing between. settings: the sweep's.
     """
 
     run: str
