@@ -4,12 +4,12 @@ What each piece of work costs is said here once, for both. simulate() plays the 
 programs to slots, each to the one with the least so far, and adds up:
 
     u       a slot's time if nobody else read: item_us + bytes / program_gb_per_s for each of its items
-    launch  launch_us + item_us + integral over u of max(1, demand(u) / room(u))
+    launch  launch_us + item_us + integral over u of max(1, demand(u) / room)
 
-demand(u) is what the slots that are still busy at u draw together, and room(u) what they can get: memory_gb_per_s, or
-less, see room_for(). So a launch takes its longest slot's time where there is room, and bytes / memory_gb_per_s where
-there is none. Two slots of 100 and 200 kB at 25 GB/s, 4 and 8 us, and 40 GB/s of memory: 50 are asked for in the first
-4 us, which take 5; the other 4 take 4.
+demand(u) is what the slots that are still busy at u draw together, and room what they can get: memory_gb_per_s. So a
+launch takes its longest slot's time where there is room, and bytes / memory_gb_per_s where there is none; or what its
+slowest SM takes, where costs name sm_gb_per_s. Two slots of 100 and 200 kB at 25 GB/s, 4 and 8 us, and 40 GB/s of
+memory: 50 are asked for in the first 4 us, which take 5; the other 4 take 4.
 
 Against simulate() the error is 0.4% in the median and 1.8% at worst on the steps of the paper's traces, 0.01% and 8% on
 random plans of all stages, with the RTX 3060's costs; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where
@@ -18,17 +18,13 @@ much of the memory's rate: in 500 random plans up to 16% off at a tenth of it, u
 large card, where SMs are the limit, a tenth of the random plans is 8% off or more.
 """
 
-import heapq
-import math
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from pkv.gpus import DEFAULT_GPU, Costs, GpuProfile, resolve_gpu
 from pkv.plans import Launch, Plan
-
-Floats = npt.NDArray[np.float64]
+from pkv.sharing import Floats, at_least_one, deal, first_part, of_sms, slowest_sm_us
 
 
 @dataclass(frozen=True)
@@ -107,10 +103,11 @@ def before_us(plan: Plan, costs: Costs) -> tuple[float, float]:
     return costs.flashinfer_plan_us if plan.stage == "flashinfer" else 0.0, costs.step_us
 
 
-def program_gb_per_s(plan: Plan, costs: Costs) -> float:
-    """The most that one of the plan's programs reads."""
-    theirs = costs.flashinfer_program_gb_per_s
-    most = costs.program_gb_per_s if theirs is None or plan.stage != "flashinfer" else theirs
+def program_gb_per_s(plan: Plan, launch: Launch, costs: Costs) -> float:
+    """The most that one of the launch's programs reads."""
+    theirs = costs.flashinfer_program_gb_per_s if plan.stage == "flashinfer" else None
+    merges = costs.merge_gb_per_s if launch.kernel == "merge" and plan.stage != "flashinfer" else None
+    most = theirs or merges or costs.program_gb_per_s
     return min(most, costs.memory_gb_per_s, costs.sm_gb_per_s or most)
 
 
@@ -168,7 +165,7 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, rea
         n_bytes, n_items, heads = np.tile(n_bytes, heads), np.tile(n_items, heads), 1
     elif n_slots % heads:
         n_bytes, n_items, heads = np.repeat(n_bytes, heads), np.repeat(n_items, heads), 1
-    most, memory = program_gb_per_s(plan, costs) * 1000, costs.memory_gb_per_s * 1000  # bytes per us
+    most, memory = program_gb_per_s(plan, launch, costs) * 1000, costs.memory_gb_per_s * 1000  # bytes per us
     # the heads of an item are alike and start together, so they are dealt as one
     slots, slot_bytes = deal(item_us * n_items + n_bytes / most, n_bytes, n_slots // heads)
     slots = slots - item_us  # all first items start up together
@@ -183,50 +180,14 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, rea
     spread = together * heads * np.cumsum((draws * (most - draws).clip(0.0))[::-1])[::-1]
     used = widths > 0
     widths, demand, spread = widths[used], demand[used], np.sqrt(spread[used])
-    n_busy = heads * np.arange(len(slots), 0, -1)[used]
-    room = room_for(n_busy, profile, costs) * 1000
+    room = memory if costs.sm_gb_per_s is None else min(memory, costs.sm_gb_per_s * 1000 * profile.n_sms)
     us = widths * at_least_one(demand / room, spread / room)
     to_write = (costs.write_back_mb or 0.0) * 1e6 - read
-    if to_write > 0:
-        room, served = np.minimum(room, memory / 2), widths * demand
-        begun = np.cumsum(served) - served
-        part = np.divide(to_write - begun, served, out=np.zeros_like(us), where=served > 0).clip(0.0, 1.0)
-        us += part * (widths * at_least_one(demand / room, spread / room) - us)
-    return item_us + float(us.sum())
-
-
-def room_for(n_busy: npt.NDArray[np.int64], profile: GpuProfile, costs: Costs) -> Floats:
-    """What so many programs can read together, in GB per second: the memory's rate, or what their SMs let through.
-
-    They lie evenly over the SMs, as far as their number allows, and none is faster than those of the fullest SM.
-
-    >>> room_for(np.array([1, 4, 5]), GpuProfile("two", 86, 2), Costs(300, 60, 1, 1, sm_gb_per_s=90))
-    array([ 90., 180., 150.])
-    """
-    if costs.sm_gb_per_s is None:
-        return np.full(len(n_busy), costs.memory_gb_per_s)
-    return np.minimum(costs.memory_gb_per_s, costs.sm_gb_per_s * n_busy / np.ceil(n_busy / profile.n_sms))
-
-
-def deal(us: Floats, n_bytes: Floats, n_slots: int) -> tuple[Floats, Floats]:
-    """(us, bytes) of each slot when programs go, in order, each to the slot with the least us so far.
-
-    >>> deal(np.array([3.0, 1.0, 1.0]), np.array([30.0, 10.0, 10.0]), 2)
-    (array([3., 2.]), array([30., 20.]))
-    """
-    if len(us) <= n_slots:
-        return us, n_bytes
-    least = [(0.0, slot) for slot in range(n_slots)]  # a heap
-    slot_bytes = [0.0] * n_slots
-    for more_us, more_bytes in zip(us.tolist(), n_bytes.tolist(), strict=True):
-        busy, slot = least[0]
-        slot_bytes[slot] += more_bytes
-        heapq.heapreplace(least, (busy + more_us, slot))
-    return np.array([busy for busy, _ in sorted(least, key=lambda entry: entry[1])]), np.array(slot_bytes)
-
-
-def at_least_one(mean: Floats, deviation: Floats) -> Floats:
-    """The expected max(1, x) of normally distributed x."""
-    z = np.divide(mean - 1, deviation, out=np.where(mean > 1, 9.0, -9.0), where=deviation > 1e-9)
-    above = np.array([math.erfc(-x / math.sqrt(2)) / 2 for x in z.tolist()])
-    return 1 + (mean - 1) * above + deviation * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+    if to_write > 0:  # the memory does twice the work for the bytes that come first
+        part, slow = first_part(widths * demand, to_write), min(room, memory / 2)
+        us += part * (widths * at_least_one(demand / slow, spread / slow) - us)
+    longest = float(us.sum())
+    if costs.sm_gb_per_s is not None:
+        alone, sm_bytes = of_sms(np.repeat(slots, heads), np.repeat(slot_bytes, heads), profile.n_sms)
+        longest = max(longest, slowest_sm_us(alone, sm_bytes, costs.sm_gb_per_s * 1000, memory, to_write))
+    return item_us + longest

@@ -18,7 +18,9 @@ from pkv.profiles import broken, cache_folder, own_file, own_names, read_own, re
 DEFAULT_GPU = "rtx3060"
 TILES = (16, 32, 64)
 DEFAULT_TILE = 16
-MAY_BE_NONE = ("flashinfer_program_gb_per_s", "flashinfer_item_us", "sm_gb_per_s", "write_back_mb")  # of costs
+MAY_BE_NONE = (
+    "flashinfer_program_gb_per_s", "flashinfer_item_us", "merge_gb_per_s", "sm_gb_per_s", "write_back_mb",
+)  # of costs # fmt: skip
 SLOWEST, LARGEST = 1e-6, 1e9  # of costs: beyond, a simulation would lose its digits
 
 
@@ -57,8 +59,9 @@ class Costs:
     memory_gb_per_s: the most that all programs together read, in GB (10**9 bytes) per second.
     program_gb_per_s: the most that one program reads, whatever the memory has left: its bytes in flight over the
         memory's latency. flashinfer_program_gb_per_s: the same of FlashInfer's programs, None where it is equal.
-    sm_gb_per_s: the most that the programs of one SM read together, None for no limit of their own. It shows where the
-        SMs are few for their memory.
+    merge_gb_per_s: the same of the programs of a merge, whose states lie in the L2 cache, None: equal.
+    sm_gb_per_s: the most that the programs of one SM read together. Where it is known, SMs have equal shares of the
+        memory; None: programs have. What lies unevenly on the SMs then takes longer.
     item_us: start-up of an item, in us, before its first byte: find the item, load the query, wait for the first page.
         A program without a token costs this and no more. flashinfer_item_us: the same of FlashInfer's, None: equal.
     launch_us: from the end of one kernel to the first program of the next, in us.
@@ -81,6 +84,7 @@ class Costs:
     programs_per_sm: int | None = None
     flashinfer_item_us: float | None = None
     sm_gb_per_s: float | None = None
+    merge_gb_per_s: float | None = None
     write_back_mb: float | None = None
 
     def __post_init__(self) -> None:

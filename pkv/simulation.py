@@ -2,8 +2,9 @@
 
 Each launch's programs go, in the order of its grid, to the first free slot; an SM has as many slots as programs reside
 on it. A program does its items one after another: each waits item_us, then reads its bytes. All programs that read
-share the memory equally, and none draws more than program_gb_per_s, or than its share of the fullest SM's sm_gb_per_s.
-The next launch begins launch_us after the last program of the one before has ended.
+share the memory equally, and none draws more than program_gb_per_s. Where costs name sm_gb_per_s, SMs share the memory
+equally instead, and the programs of an SM its share, which is sm_gb_per_s at most. The next launch begins launch_us
+after the last program of the one before has ended.
 
 Two items of 100 kB on one SM with two slots, memory 40 GB/s, a program at most 25 GB/s: both start up for item_us, then
 read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
@@ -119,7 +120,7 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
         begin = clock + costs.launch_us
         rules = Rules(
             item_us=item_us_of(plan, costs),
-            most=program_gb_per_s(plan, costs) * 1000,
+            most=program_gb_per_s(plan, launch, costs) * 1000,
             most_of_sm=None if costs.sm_gb_per_s is None else costs.sm_gb_per_s * 1000,
             memory=costs.memory_gb_per_s * 1000,
             to_write=(costs.write_back_mb or 0.0) * 1e6 - read,

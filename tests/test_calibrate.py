@@ -29,12 +29,12 @@ from pkv.profiles import cache_folder, write_own
 
 TRUTH = Costs(
     4300, 17, item_us=2.5, launch_us=1, step_us=4, flashinfer_program_gb_per_s=40, flashinfer_item_us=4,
-    write_back_mb=50,
+    merge_gb_per_s=40, sm_gb_per_s=100, write_back_mb=50,
 )  # fmt: skip
 CARD = GpuProfile("card", 90, 132)
 FEW = (
     load("equal", 1, 4096), load("equal", 1, 65536), load("bimodal", 4, 16384), load("bimodal", 8, 16384),
-    load("uniform", 8, 32768), load("short", 16),
+    load("one_long", 40, 16384), load("short", 16),
 )  # fmt: skip
 OWN_FILE = {"title": "NVIDIA H200", "arch": 90, "n_sms": 132, "costs": dataclasses.asdict(TRUTH), "tile": 32}
 
@@ -89,20 +89,19 @@ def test_costs_that_are_known_come_back(found):
     exact = calibrate(records_of(noise=0), CARD).profile.costs
     for name, value in dataclasses.asdict(TRUTH).items():
         if value and not name.endswith("_us"):
-            assert getattr(exact, name) == pytest.approx(value, rel=0.03), name
-            rel = 0.3 if name.startswith("flashinfer") else 0.1  # of its few times here none has one program alone
+            assert getattr(exact, name) == pytest.approx(value, rel=0.05), name
+            rel = 0.1 if name != "sm_gb_per_s" else 0.2  # which few plans depend on
             assert getattr(found.profile.costs, name) == pytest.approx(value, rel=rel), f"{name}, times 1% off"
     # two launches, their start-ups and a step are hard to tell apart where most plans have two launches
     for costs, rel in ((exact, 0.03), (found.profile.costs, 0.1)):
         fixed = [2 * each.launch_us + 2 * each.item_us + each.step_us for each in (costs, TRUTH)]
         assert fixed[0] == pytest.approx(fixed[1], rel=rel)
         assert costs.item_us == pytest.approx(2.5, rel=0.3)
-    assert exact.sm_gb_per_s is found.profile.costs.sm_gb_per_s is None, "nothing in these times shows it"
     assert found.profile.name == "card"
 
 
 def test_what_one_sm_reads_shows_where_sms_are_few():
-    """Four splits of a row on 28 SMs: 32 programs, so four SMs have two, and are the last to end."""
+    """Four splits of a row on 28 SMs: 32 programs, so four SMs have two, and are the last to end. No cache was cold."""
     slow_sm = dataclasses.replace(TRUTH, sm_gb_per_s=20.0, write_back_mb=None)
     few = GpuProfile("few", 90, 28)
     plans = [plan_as(f"{stage}:splits={n}", [length] * rows, FEW[0], few)
@@ -142,7 +141,7 @@ def test_without_flashinfer_its_costs_are_left_out():
 
 def test_too_few_times_are_refused(records):
     few = dataclasses.replace(records, timings=records.timings[:6])
-    with pytest.raises(ValueError, match=r"6 times of pkv's stages are too few to fit 7 costs: measure more loads"):
+    with pytest.raises(ValueError, match=r"6 times of pkv's stages are too few to fit 9 costs: measure more loads"):
         calibrate(few, CARD)
     stopped = tuple(dataclasses.replace(t, gpu_us=(float("inf"),)) for t in records.timings)
     with pytest.raises(ValueError, match="a GPU time must be a finite number of us"):
@@ -352,7 +351,7 @@ def test_from_records_to_a_profile_that_is_used(cache, file, capsys, found):
         value = getattr(profile.costs, name)
         if value is not None:
             assert any(line.split()[:3] == [name, f"{value:g}", unit] for line in printed.splitlines()), name
-    assert "not seen in these times: sm_gb_per_s" in printed
+    assert "not seen in these times" not in printed
     for residual in found.residuals:
         assert any(
             line.startswith(f"{residual.load}, {residual.engine} ") and line.endswith(f"{residual.error:+.1%}  {residual.role.rjust(8)}")  # noqa: E501

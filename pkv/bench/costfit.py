@@ -1,8 +1,8 @@
 """Fit a card's costs to measured GPU times of plans.
 
-The fit makes the sum of squared log ratios of predicted over measured small. Of a cost that no time depends on, it
-returns where it began. write_back_mb and sm_gb_per_s show on some cards alone: each is kept only where it makes the
-sum clearly smaller.
+The fit makes the sum of squared log ratios of predicted over measured small; a ratio beyond FAR counts less than its
+square, so that a time which the model cannot explain does not bend all costs. Of a cost that no time depends on, it
+returns where it began. write_back_mb shows on some cards alone: it is kept only where it makes the sum clearly smaller.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,11 @@ from pkv.costs import predict
 from pkv.gpus import Costs
 from pkv.plans import Plan
 
-ALWAYS = ("memory_gb_per_s", "program_gb_per_s", "item_us", "launch_us", "step_us")
+ALWAYS = ("memory_gb_per_s", "sm_gb_per_s", "program_gb_per_s", "merge_gb_per_s", "item_us", "launch_us", "step_us")
 OF_FLASHINFER = ("flashinfer_program_gb_per_s", "flashinfer_item_us")
-IF_THEY_SHOW = ("write_back_mb", "sm_gb_per_s")
+IF_IT_SHOWS = "write_back_mb"
 CLEARLY = 0.2  # what a cost must take off the sum of squares to be kept
+FAR = 0.1  # log ratio
 PRIOR = 0.003  # how strongly a cost is held where the fit began, against one time's log ratio
 Timed = Sequence[tuple[Plan, float]]  # a plan, and us on the GPU
 
@@ -30,7 +31,7 @@ def fit(timed: Timed) -> Costs:
     ValueError where there are too few of them, or one is no time.
     """
     names = [*ALWAYS, *(OF_FLASHINFER if any(plan.stage == "flashinfer" for plan, _ in timed) else ())]
-    if len(timed) < 2 * (len(names) + len(IF_THEY_SHOW)):
+    if len(timed) < 2 * (len(names) + 1):
         raise ValueError(
             f"{len(timed)} times of pkv's stages are too few to fit {len(names)} costs: measure more loads, or more "
             "stages on each"
@@ -39,16 +40,10 @@ def fit(timed: Timed) -> Costs:
         raise ValueError("a GPU time must be a finite number of us above 0: measure that load again")
     start = start_of(timed)
     found, loss = fit_from({name: start[name] for name in names}, timed)
-    left = list(IF_THEY_SHOW)
-    while left:
-        # from the start again: the best without a cost may be far from the best with it
-        fits = {name: fit_from({each: start[each] for each in (*names, name)}, timed) for name in left}
-        best = min(fits, key=lambda name: fits[name][1])
-        if fits[best][1] >= (1 - CLEARLY) * loss:
-            break
-        found, loss = fits[best]
-        names.append(best)
-        left.remove(best)
+    # from the start again: the best without it may be far from the best with it
+    tried, less = fit_from({name: start[name] for name in (*names, IF_IT_SHOWS)}, timed)
+    if less < (1 - CLEARLY) * loss:
+        found = tried
     return costs_of({name: rounded(value) for name, value in found.items()})
 
 
@@ -64,11 +59,20 @@ def fit_from(start: dict[str, float], timed: Timed) -> tuple[dict[str, float], f
         return np.log([predicted_us(plan, costs) / us for plan, us in timed])
 
     def residuals(point: Floats) -> Floats:
-        return np.concatenate([log_ratios(point), PRIOR * (point - begin)])
+        return np.concatenate([softened(log_ratios(point)), PRIOR * (point - begin)])
 
     best = least_squares(residuals, begin)
-    off = log_ratios(best)
+    off = softened(log_ratios(best))
     return costs_at(best), float(off @ off)
+
+
+def softened(ratios: Floats) -> Floats:
+    """Log ratios whose squares grow, beyond FAR, only as the ratios do.
+
+    >>> softened(np.array([0.01, -0.1, 1.0])).round(3).tolist()
+    [0.01, -0.091, 0.425]
+    """
+    return np.sign(ratios) * FAR * np.sqrt(2 * (np.sqrt(1 + (ratios / FAR) ** 2) - 1))
 
 
 def costs_of(values: dict[str, Any]) -> Costs:
@@ -84,13 +88,14 @@ def start_of(timed: Timed) -> dict[str, float]:
     return {
         "memory_gb_per_s": memory,
         "program_gb_per_s": program,
+        "merge_gb_per_s": 2 * program,
         "item_us": 2.0,
         "launch_us": 2.0,
         "step_us": 3.0,
         "flashinfer_program_gb_per_s": 2 * program,
         "flashinfer_item_us": 3.0,
         "write_back_mb": 20.0,
-        "sm_gb_per_s": 1.2 * memory / n_sms,
+        "sm_gb_per_s": 2 * memory / n_sms,
     }
 
 

@@ -29,6 +29,7 @@ MEANINGS = {
     "sm_gb_per_s": ("GB/s", "those of one SM"),
     "program_gb_per_s": ("GB/s", "one program"),
     "flashinfer_program_gb_per_s": ("GB/s", "one of FlashInfer's"),
+    "merge_gb_per_s": ("GB/s", "one that merges"),
     "item_us": ("us", "start-up of an item"),
     "flashinfer_item_us": ("us", "of one of FlashInfer's"),
     "launch_us": ("us", "from one kernel to the next"),

@@ -1,0 +1,82 @@
+"""How programs share slots, SMs and the memory, in closed form: what pkv.costs adds up.
+
+Programs of 3, 1 and 1 us on two slots: the third goes to the slot that is free first, so the slots take 3 and 2 us.
+"""
+
+import heapq
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+
+def deal(us: Floats, n_bytes: Floats, n_slots: int) -> tuple[Floats, Floats]:
+    """(us, bytes) of each slot when programs go, in order, each to the slot with the least us so far.
+
+    >>> deal(np.array([3.0, 1.0, 1.0]), np.array([30.0, 10.0, 10.0]), 2)
+    (array([3., 2.]), array([30., 20.]))
+    """
+    if len(us) <= n_slots:
+        return us, n_bytes
+    least = [(0.0, slot) for slot in range(n_slots)]  # a heap
+    slot_bytes = [0.0] * n_slots
+    for more_us, more_bytes in zip(us.tolist(), n_bytes.tolist(), strict=True):
+        busy, slot = least[0]
+        slot_bytes[slot] += more_bytes
+        heapq.heapreplace(least, (busy + more_us, slot))
+    return np.array([busy for busy, _ in sorted(least, key=lambda entry: entry[1])]), np.array(slot_bytes)
+
+
+def at_least_one(mean: Floats, deviation: Floats) -> Floats:
+    """The expected max(1, x) of normally distributed x."""
+    z = np.divide(mean - 1, deviation, out=np.where(mean > 1, 9.0, -9.0), where=deviation > 1e-9)
+    above = np.array([math.erfc(-x / math.sqrt(2)) / 2 for x in z.tolist()])
+    return 1 + (mean - 1) * above + deviation * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+
+def first_part(served: Floats, n_bytes: float) -> Floats:
+    """How much of each entry of `served`, bytes read one after another, lies in the first n_bytes: 0 to 1.
+
+    Those are what a cold cache makes the memory write back, so for them it does twice the work.
+
+    >>> first_part(np.array([10.0, 20.0, 30.0]), 15.0).tolist()
+    [1.0, 0.25, 0.0]
+    """
+    begun = np.cumsum(served) - served
+    part: Floats = np.divide(n_bytes - begun, served, out=np.zeros_like(served), where=served > 0).clip(0.0, 1.0)
+    return part
+
+
+def of_sms(us: Floats, n_bytes: Floats, n_sms: int) -> tuple[Floats, Floats]:
+    """(longest us, sum of bytes) of the slots on each SM; slot s lies on SM s % n_sms.
+
+    >>> of_sms(np.array([4.0, 8.0, 2.0]), np.array([100.0, 200.0, 50.0]), 2)
+    (array([4., 8.]), array([150., 200.]))
+    """
+    sm = np.arange(len(us)) % n_sms
+    longest = np.zeros(n_sms)
+    np.maximum.at(longest, sm, us)
+    return longest, np.bincount(sm, n_bytes, n_sms).astype(np.float64)
+
+
+def slowest_sm_us(alone_us: Floats, n_bytes: Floats, most: float, memory: float, to_write: float) -> float:
+    """When the last SM has read all, where SMs have equal shares of the memory; rates in bytes per us.
+
+    alone_us, n_bytes [n_sms]: what an SM takes alone, at least, and reads; most: what it reads at most. SMs that have
+    read all leave their shares to the others. to_write: see first_part().
+
+    >>> slowest_sm_us(np.array([4.0, 8.0]), np.array([100e3, 200e3]), most=50e3, memory=40e3, to_write=0.0)
+    9.0
+    """
+    order = np.argsort(n_bytes)
+    n_bytes, alone_us = n_bytes[order], alone_us[order]
+    least = np.divide(alone_us, n_bytes, out=np.zeros(len(n_bytes)), where=n_bytes > 0)
+    least = np.maximum(least, 1 / most)[:, None]  # us per byte, of each SM alone
+    # the SMs end one after another; between two ends so many read
+    steps, n_reading = np.diff(n_bytes, prepend=0.0), np.arange(len(n_bytes), 0.0, -1.0)
+    shared = n_reading / memory  # us per byte of each SM
+    part = first_part(n_reading * steps, to_write)
+    us = (1 - part) * np.maximum(shared, least) + part * np.maximum(2 * shared, least)  # [n_sms, n_steps]
+    return float(np.tril(steps * us).sum(axis=1).max())
