@@ -151,7 +151,8 @@ def test_a_wrong_engine_has_no_record_on_a_gpu(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.gpu
 def test_lessons_time_a_step_on_a_gpu():
-    text = live.time_engines([900, 30], SHAPE, ["row_local", "gather-sdpa", "reference", "stream"], rounds=2)
+    with torch.device("cuda"):  # as the lessons have it
+        text = live.time_engines([900, 30], SHAPE, ["row_local", "gather-sdpa", "reference", "stream"], rounds=2)
     first, *lines = text.splitlines()
     assert first.startswith("2 rows, 930 tokens on ")
     assert [line.split()[0] for line in lines] == ["row_local", "gather-sdpa", "reference", "stream"]

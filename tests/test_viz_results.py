@@ -4,6 +4,7 @@ import argparse
 import itertools
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -12,7 +13,7 @@ from recordfiles import ENGINES, H200, SLICE, run_of, write_records
 
 from pkv import viz
 from pkv.bench import shipped
-from pkv.bench.loads import grid, load, trace_load
+from pkv.bench.loads import SHAPE, grid, load, trace_load
 from pkv.bench.records import read_records
 from pkv.commands import CommandError, plot
 from pkv.viz.figures import FIGURES, Missing
@@ -20,6 +21,7 @@ from pkv.viz.resultsbars import draw_ladder, draw_machines
 from pkv.viz.resultscales import Scale, spread, times_in_words
 from pkv.viz.resultscurves import draw_growth, draw_layers
 from pkv.viz.resultsratios import draw_ratios, draw_stream
+from pkv.viz.resultsrows import APART, MOST_LOADS, draw_bounds, draw_one_row, thinned
 from pkv.viz.svg import SMALL, WIDTH
 
 TRACES = [trace_load(name, rows, 20260623) for name in ("bimodal", "zipf", "bucketed") for rows in (1, 8)]
@@ -37,6 +39,19 @@ DRAWN = {
     "growth": lambda: draw_growth({"ours": [(1, 0.0), (1024, 0.2)], "b": [(1, 9.0), (1024, 900.0)]}, {"b": [(1, 0.0)]}),
     "growth-many": lambda: draw_growth(CURVES, CURVES),
     "ladder": lambda: draw_ladder({"zipf B8": {"split_kv": 90.0, "workqueue": 60.0}, "b": {"split_kv": 9.0}}),
+    "one_row": lambda: draw_one_row({"ours": [(8e3, 0.6), (6e4, 0.9)], "a longer name": [(8e3, 0.5), (6e4, 0.9)]}),
+    "one_row-one": lambda: draw_one_row({"ours": [(1, 1.2)]}, "A note."),
+    "one_row-many": lambda: draw_one_row(
+        {f"engine {e}": [(2.0**n, 1 / (n + e + 1)) for n in range(18)] for e in range(18)}
+    ),
+    "bounds": lambda: draw_bounds({"one_long(64,64k)": {"split_kv": 900.0, "row_local": 90.0, "workqueue": 80.0}}),
+    "bounds-same": lambda: draw_bounds({"a": {"split_kv": 1.0, "row_local": 1.0}}),
+    "bounds-many": lambda: draw_bounds(
+        {
+            f"bimodal({n},128k) head_dim 256": {"split_kv": 9.0 + n, "row_local": 20.0, "workqueue": 8.0}
+            for n in range(90)
+        }
+    ),
     "machines": lambda: draw_machines({"zipf B8": {"a card": 1.1, "other": 2.0}, "b": {"a card": 0.4}}, "the rival"),
 }
 
@@ -91,10 +106,10 @@ def test_texts_stay_inside_and_apart(files):
 def test_every_figure_is_drawn_of_each_machine_and_grid_that_has_it(files):
     assert sorted(of_records(files)) == sorted(
         [
-            *(f"{name}-full-nvidia-h200-132-sms" for name in ("ratios", "stream", "layers", "regimes")),
+            *(f"{name}-full-nvidia-h200-132-sms" for name in ("ratios", "stream", "layers", "regimes", "bounds")),
             *(
                 f"{name}-paper-nvidia-h200-{n_sms}-sms"
-                for name in ("ratios", "stream", "layers", "ladder", "regret")
+                for name in ("ratios", "stream", "layers", "ladder", "regret", "one_row", "bounds")
                 for n_sms in (132, 28)
             ),
             "growth-growth-nvidia-h200-132-sms",
@@ -145,6 +160,14 @@ def test_dots_of_the_stream_rise_with_their_part():
         (lambda: draw_ladder({"x": {"a": 100.0, "b": 175.0}}), "a is the fastest on 1 of 1 trace. "),
         (lambda: draw_machines({"x": {"m": 1.5, "n": 0.8}, "y": {"m": 2.0}}, "R"),
          "Over R: 1.50× to 2.00× on m, 0.80× on n"),
+        (lambda: draw_one_row({"a": [(9000, 0.5), (64000, 0.75)], "b": [(64000, 0.9)], "c": [(64000, 0.25)]}),
+         "One row alone: a reaches 50% of a plain read with 9,000 tokens, 75% with 64,000; there b 90%, and c 25%. "),
+        (lambda: draw_one_row({"a": [(9000, 0.5)], "b": [(64000, 0.9)]}),
+         "One row alone: a reaches 50% of a plain read with 9,000 tokens. "),
+        (lambda: draw_bounds({"x": {"a": 100.0, "b": 50.0}, "y": {"a": 100.0, "b": 125.0}, "z": {"a": 1.0, "b": 1.0}}),
+         "b is faster than a on 1 of 3 loads, 2.00× on x; slower on 1, 0.80× on y. "),
+        (lambda: draw_bounds({"x": {"a": 100.0, "b": 100.5}, "y": {"a": 100.0, "b": 99.5}}),
+         "b is faster than a on 0 of 2 loads, on none slower by over 1%. "),
     ],
 )  # fmt: skip
 def test_claims_follow_the_numbers(draw, claim):
@@ -156,6 +179,66 @@ def test_bars_are_as_long_as_their_values():
     widths = [float(w) for w in re.findall(r'data-key="\d+" d="M[\d.]+ [\d.]+h([\d.]+)v', picture.svg)]
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.001)
     assert {"1.00×", "2.00×", "m", "n", "x"} <= {text for *_, text in texts(picture)}
+
+
+def test_lines_of_one_row_rise_with_their_part():
+    picture = draw_one_row({"ours": [(1000, 0.25), (2000, 0.5), (4000, 1.0)]})
+    (path,) = re.findall(r'd="M([\d. L]+)" stroke="#0072B2"', picture.svg)
+    (x0, y0), (x1, y1), (x2, y2) = (map(float, point.split()) for point in path.split("L"))
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.1)
+    assert y0 - y1 == pytest.approx((y1 - y2) / 2, abs=0.1)
+
+
+def test_marks_keep_apart_and_hold_both_ends():
+    points = [(float(x), float(-x)) for x in range(0, 201, 5)]
+    kept = thinned(points)
+    assert (kept[0], kept[-1]) == (points[0], points[-1])
+    assert min(b[0] - a[0] for a, b in itertools.pairwise(kept)) >= APART
+    assert len(kept) > 5
+    assert thinned(points[:1]) == points[:1]
+
+
+def test_a_line_of_bounds_ends_left_where_it_loses():
+    picture = draw_bounds({"x": {"a": 100.0, "b": 50.0}, "y": {"a": 100.0, "b": 200.0}})
+    lines = re.findall(r'd="M([\d.]+) [\d.]+H([\d.]+)" stroke="#0072B2"', picture.svg)
+    (level, win), (same, loss) = (map(float, line) for line in lines)
+    assert level == same
+    assert win - level == pytest.approx(level - loss, abs=0.1)
+    assert win > level
+
+
+def test_of_many_loads_both_ends_are_shown():
+    found = draw_bounds({f"load {n}": {"a": 100.0, "b": 50.0 + n} for n in range(90)})
+    shown = [text for *_, text in texts(found) if text.startswith("load ")]
+    assert len(shown) == MOST_LOADS
+    assert (shown[0], shown[-1]) == ("load 0", "load 89")
+    assert "Of 90 loads those at both ends." in found.alt
+
+
+def test_one_row_takes_steps_of_one_row_and_the_usual_shape(tmp_path):
+    loads = [load("equal", 1, 1024 * n) for n in (4, 16, 64)]
+    others = [load("equal", 8, 262144), load("equal", 1, 262144, replace(SHAPE, head_dim=64))]
+    picture = FIGURES["one_row"](read_records([write_records(tmp_path / "a", loads=loads + others)]))
+
+    def part(tokens):
+        megabytes = tokens * SHAPE.kv_bytes_per_token / 1e6
+        return (4 + 0.24 * megabytes) / (1.05 * (6 + 0.32 * megabytes))  # see ENGINES
+
+    few, many = f"{part(4096):.0%}", f"{part(65536):.0%}"
+    assert f"split_kv reaches {few} of a plain read with 4,096 tokens, {many} with 65,536; " in picture.alt
+
+
+def test_bounds_average_seeds_and_leave_out_what_has_one_row(tmp_path):
+    loads = [trace_load("bimodal", rows, seed) for rows in (1, 8) for seed in (20260623, 20260624)]
+    records = read_records([write_records(tmp_path / "a", loads=loads)])
+    picture = FIGURES["bounds"](records)
+    us = {
+        stage: sum(records.mean(records.latest()[made.name, stage]) for made in loads[2:]) / 2
+        for stage in ("split_kv", "row_local")
+    }
+    assert " of 1 load, " in picture.alt
+    ratio = times_in_words(us["split_kv"] / us["row_local"])
+    assert f"bimodal B8: split_kv {us['split_kv']:.0f} us, row_local {ratio}, workqueue " in picture.alt
 
 
 def test_names_at_the_ends_of_lines_stay_apart_and_in_order():
@@ -190,6 +273,12 @@ def test_ticks_are_round_and_few():
         (lambda: draw_growth({"a": [(1, 3.0)]}, {}), ValueError, "workspace is empty"),
         (lambda: draw_ladder({"x": {"a": float("nan")}}), ValueError, "times['x']['a'] = nan must be above 0"),
         (lambda: draw_machines({"x": {}}, "R"), ValueError, "ratios['x'] is empty"),
+        (lambda: draw_one_row({}), ValueError, "parts is empty"),
+        (lambda: draw_one_row({"a": [(0, 0.5)]}), ValueError, "parts['a'][0][0] = 0 must be above 0"),
+        (lambda: draw_bounds({}), ValueError, "times is empty"),
+        (lambda: draw_bounds({"x": {"a": 1.0, "b": 0.0}}), ValueError, "times['x']['b'] = 0.0 must be above 0"),
+        (lambda: draw_bounds({"x": {"a": 1.0}}), ValueError, "times['x'] has one engine, 'a': pass at least two"),
+        (lambda: draw_bounds({"x": {"a": 1.0, "b": 1.0}, "y": {"a": 1.0}}), ValueError, "times['y'] lacks 'b'"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_by_name(draw, error, words):
@@ -227,6 +316,8 @@ def test_layers_keep_to_loads_that_all_curves_have(tmp_path):
         ("growth", ["workqueue"], "growth needs pkv bench --grid growth"),
         ("ladder", ["workqueue"], "ladder needs split_kv, "),
         ("regret", ["workqueue"], "regret needs split_kv, "),
+        ("one_row", ["workqueue"], "one_row needs split_kv and stream"),
+        ("bounds", ["split_kv", "row_local"], "bounds needs split_kv and row_local on loads of several rows"),
         ("machines", ["workqueue"], "machines needs workqueue, length_buckets and fa2-tensor-core"),
     ],
 )
@@ -250,7 +341,7 @@ def test_plot_writes_the_same_bytes_and_says_what_it_wrote(files, tmp_path, caps
         assert run_plot(*files[:2], "--out", tmp_path / folder) == 0
     out = capsys.readouterr().out
     written = sorted((tmp_path / "one").iterdir())
-    assert len(written) == 11
+    assert len(written) == 15
     for file in written:
         assert f"{file}\n  " in out
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()

@@ -39,7 +39,8 @@ def time_engines(lengths: Sequence[int], shape: Shape, engines: Sequence[str], r
     device = torch.device("cuda", torch.cuda.current_device())
     load = Load("this step", shape, (Step(tuple(int(length) for length in lengths)),))
     wanted = find_engines(engines)
-    found = measure(load, wanted, device, "here", Stopwatch(device), rounds)
+    with torch.device("cpu"):  # a notebook's default may be the GPU, where engines' host tensors would then be made
+        found = measure(load, wanted, device, "here", Stopwatch(device), rounds)
     us = {timing.engine: timing.gpu_us[0] for timing in found.timings if timing.refused is None}
     why = {timing.engine: timing.refused for timing in found.timings if timing.refused is not None} | found.wrong
     card = f"{torch.cuda.get_device_name(device)}, {gpu_of(device).n_sms} SMs"

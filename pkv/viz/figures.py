@@ -19,7 +19,6 @@ from pkv.bench.results import (
     engines_of,
     geomean,
     grouped,
-    machine_of,
     of_stream,
     over_flashinfer,
     parts,
@@ -31,10 +30,12 @@ from pkv.gpus import GpuProfile, profile_of
 from pkv.profiles import read_shipped, shipped_names
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES
 from pkv.viz.bars import draw_regret
+from pkv.viz.needs import Missing, where
 from pkv.viz.regimes import draw_regimes
 from pkv.viz.resultsbars import draw_ladder, draw_machines
 from pkv.viz.resultscurves import draw_growth, draw_layers
 from pkv.viz.resultsratios import draw_ratios, draw_stream
+from pkv.viz.rowfigures import bounds, one_row
 from pkv.viz.svg import Picture
 
 LADDER = ("split_kv", "length_buckets", "row_local", "workqueue", RIVAL_HERE)
@@ -42,16 +43,6 @@ SIZES = re.compile(r"(\w+)\((\d+)(?:,(\d+)(k?))?\)")  # a load of one step in th
 SHORT = 2048  # the most tokens of a row of the load `short`
 MOST_CURVES = 10  # more lines in one plane cannot be told apart
 NEARLY_ALL = 0.8  # of the loads: an engine that did fewer says too little about a mean
-
-
-class Missing(ValueError):
-    """Records do not hold what a figure needs; the message says what that is."""
-
-
-def where(records: Records) -> str:
-    """Machine and grid of records that are of one of both."""
-    run = next(iter(records.runs.values()))
-    return f"{machine_of(run)}; grid {run.grid}"
 
 
 def ratios(records: Records) -> Picture:
@@ -218,6 +209,8 @@ FIGURES: dict[str, Callable[[Records], Picture]] = {
     "ladder": ladder,
     "regret": regret,
     "machines": machines,
+    "one_row": one_row,
+    "bounds": bounds,
 }
 OF_ALL_MACHINES = ("machines",)
 
