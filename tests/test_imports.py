@@ -19,6 +19,7 @@ ORDER = [
     "gpus paging shapes",
     "pagedtensors planjson",
     "cache plans",
+    "sharing",
     "costs",
     "playing",
     "simulation",
