@@ -157,6 +157,12 @@ def test_sms_have_equal_shares_of_the_memory_and_leave_what_they_do_not_need():
     # alone, which takes 100 / 15 us; then they have half each. Programs with equal shares would all take 10 us
     for play, us in ((predict, 100 / 15 + 100 / 30), (simulate, 100 / 15 + 100 / 30)):
         assert play(whole_rows([200] * 3), two).gpu_ms * 1000 == pytest.approx(us + 6)
+    # where an SM reads 20 at most, the last 100 kB take 5 us, not 100 / 30; a write-back of 100 kB comes on top
+    two = dataclasses.replace(changed(memory_gb_per_s=30, sm_gb_per_s=20), n_sms=2)
+    cold = dataclasses.replace(two, costs=dataclasses.replace(two.costs, write_back_mb=0.1))
+    for play in (predict, simulate):
+        assert play(whole_rows([200] * 3), two).gpu_ms * 1000 == pytest.approx(100 / 15 + 5 + 6)
+        assert play(whole_rows([200] * 3), cold).gpu_ms * 1000 == pytest.approx(100 / 15 + 100 / 30 + 5 + 6)
     # a program alone on its SM draws 25 at most, of 40: what it leaves the other two have, 7.5 each
     two = dataclasses.replace(changed(memory_gb_per_s=40, program_gb_per_s=15, sm_gb_per_s=100), n_sms=2)
     for play in (predict, simulate):
