@@ -13,11 +13,11 @@ from recordfiles import ENGINES, H200, SLICE, run_of, write_records
 
 from pkv import viz
 from pkv.bench import shipped
-from pkv.bench.loads import SHAPE, grid, load, trace_load
+from pkv.bench.loads import SHAPE, Load, grid, load, trace_load
 from pkv.bench.records import read_records
 from pkv.commands import CommandError, plot
 from pkv.viz.figures import FIGURES, Missing
-from pkv.viz.resultsbars import draw_ladder, draw_machines
+from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
 from pkv.viz.resultscales import Scale, spread, times_in_words
 from pkv.viz.resultscurves import draw_growth, draw_layers
 from pkv.viz.resultsratios import draw_ratios, draw_stream
@@ -53,6 +53,7 @@ DRAWN = {
         }
     ),
     "machines": lambda: draw_machines({"zipf B8": {"a card": 1.1, "other": 2.0}, "b": {"a card": 0.4}}, "the rival"),
+    "charges": lambda: draw_charges({"zipf B8": {"its plan": 9.1, "no plan": 0.9}}, "the rival", "A note."),
 }
 
 
@@ -109,7 +110,7 @@ def test_every_figure_is_drawn_of_each_machine_and_grid_that_has_it(files):
             *(f"{name}-full-nvidia-h200-132-sms" for name in ("ratios", "stream", "layers", "regimes", "bounds")),
             *(
                 f"{name}-paper-nvidia-h200-{n_sms}-sms"
-                for name in ("ratios", "stream", "layers", "ladder", "regret", "one_row", "bounds")
+                for name in ("ratios", "stream", "layers", "ladder", "regret", "charges", "one_row", "bounds")
                 for n_sms in (132, 28)
             ),
             "growth-growth-nvidia-h200-132-sms",
@@ -121,8 +122,8 @@ def test_every_figure_is_drawn_of_each_machine_and_grid_that_has_it(files):
 def places(picture):
     """(x, y) of the middle of every dot, path by path."""
     for node in ElementTree.fromstring(picture.svg).iter(f"{SVG}path"):
-        if node.get("fill-opacity") == ".55":
-            yield [(float(x) + 2.4, float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)a", node.get("d"))]
+        if node.get("stroke-opacity") == ".55":
+            yield [(float(x), float(y)) for x, y in re.findall(r"M([\d.]+) ([\d.]+)h", node.get("d"))]
 
 
 def test_dots_lie_at_their_ratios():
@@ -168,6 +169,8 @@ def test_dots_of_the_stream_rise_with_their_part():
          "b is faster than a on 1 of 3 loads, 2.00× on x; slower on 1, 0.80× on y. "),
         (lambda: draw_bounds({"x": {"a": 100.0, "b": 100.5}, "y": {"a": 100.0, "b": 99.5}}),
          "b is faster than a on 0 of 2 loads, on none slower by over 1%. "),
+        (lambda: draw_charges({"x": {"m": 1.5, "n": 0.8}, "y": {"m": 2.0}}, "R"),
+         "Over R: 1.50× to 2.00× with m, 0.80× with n"),
     ],
 )  # fmt: skip
 def test_claims_follow_the_numbers(draw, claim):
@@ -279,6 +282,7 @@ def test_ticks_are_round_and_few():
         (lambda: draw_bounds({"x": {"a": 1.0, "b": 0.0}}), ValueError, "times['x']['b'] = 0.0 must be above 0"),
         (lambda: draw_bounds({"x": {"a": 1.0}}), ValueError, "times['x'] has one engine, 'a': pass at least two"),
         (lambda: draw_bounds({"x": {"a": 1.0, "b": 1.0}, "y": {"a": 1.0}}), ValueError, "times['y'] lacks 'b'"),
+        (lambda: draw_charges({"x": {"a": 0}}, "R"), ValueError, "ratios['x']['a'] = 0 must be above 0"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_by_name(draw, error, words):
@@ -318,6 +322,7 @@ def test_layers_keep_to_loads_that_all_curves_have(tmp_path):
         ("regret", ["workqueue"], "regret needs split_kv, "),
         ("one_row", ["workqueue"], "one_row needs split_kv and stream"),
         ("bounds", ["split_kv", "row_local"], "bounds needs split_kv and row_local on loads of several rows"),
+        ("charges", ["workqueue"], "charges needs workqueue, length_buckets and fa2-tensor-core"),
         ("machines", ["workqueue"], "machines needs workqueue, length_buckets and fa2-tensor-core"),
     ],
 )
@@ -341,7 +346,7 @@ def test_plot_writes_the_same_bytes_and_says_what_it_wrote(files, tmp_path, caps
         assert run_plot(*files[:2], "--out", tmp_path / folder) == 0
     out = capsys.readouterr().out
     written = sorted((tmp_path / "one").iterdir())
-    assert len(written) == 15
+    assert len(written) == 17
     for file in written:
         assert f"{file}\n  " in out
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()
@@ -385,5 +390,26 @@ def test_pkvs_own_records_are_the_default(files, tmp_path, monkeypatch, capsys):
 
 def test_the_regret_picture_says_what_its_times_are(files):
     picture = of_records(files[:1])["regret-paper-nvidia-h200-132-sms"]
-    assert "Measured GPU times. NVIDIA H200, 132 SMs; grid paper." in picture.alt
+    assert "Measured GPU times, planning not counted. NVIDIA H200, 132 SMs; grid paper." in picture.alt
     assert viz.draw_regret([("cost", "zipf", 0.1)]).alt == viz.draw_regret([("cost", "zipf", 0.1)], "").alt
+
+
+def test_measured_regret_is_told_by_batch_size(files):
+    picture = of_records(files[:1])["regret-paper-nvidia-h200-132-sms"]
+    assert " over 2 batch sizes; " in picture.alt.split(". ")[0]
+    assert {"1 row", "8 rows"} <= {text for *_, text in texts(picture)}
+
+
+def test_charges_count_a_plan_for_nobody_one_or_both(tmp_path):
+    """By hand: the engines' formula in recordfiles.py, on one row that is one step."""
+    made = load("equal", 1, 8192)
+    one_row = Load("trace bucketed B1 seed 20260623", made.shape, made.steps, 20260623)
+    picture = FIGURES["charges"](read_records([write_records(tmp_path / "a", run_of("a", "paper"), [one_row])]))
+    megabytes = made.kv_bytes / 1e6
+    ours, theirs = 14 + 0.33 * megabytes, 6 + 0.30 * megabytes
+    plan, their_plan = 60 * (1 + 1 / 64), 300 * (1 + 1 / 64)
+    wanted = ((theirs + their_plan) / ours, (theirs + their_plan) / (ours + plan), theirs / ours)
+    said = zip(wanted, ("its plan alone", "both plans", "no plan"), strict=True)
+    claim = ", ".join(f"{times_in_words(ratio)} with {words}" for ratio, words in said)
+    assert picture.alt.startswith(f"Over FlashInfer's tensor-core kernel: {claim}. ")
+    assert "bucketed B1, length_buckets" in picture.alt

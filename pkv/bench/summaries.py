@@ -1,4 +1,4 @@
-"""One line an engine: what it does over all loads of a grid, and what choosing among engines costs in hindsight.
+"""One line an engine: what it does over all loads of a grid, who pays for plans, and what a choice costs in hindsight.
 
 On two loads an engine is 1.2 x and 0.9 x the best of FlashInfer: its geometric mean is 1.04 x, its worst 0.9 x. A route
 that takes it on both, where the second load's best candidate takes 90 us and it 100 us, has regrets of 0 and 11%.
@@ -14,6 +14,7 @@ from pkv.bench.records import Records
 from pkv.bench.results import (
     FLASHINFER,
     LAYERS,
+    Result,
     Results,
     engines_of,
     geomean,
@@ -59,6 +60,16 @@ def summaries(results: Results) -> list[Summary]:
         )  # fmt: skip
         found.append(made)
     return sorted(found, key=lambda made: -(made.over_best or 0.0))
+
+
+def who_pays(of_load: Mapping[str, Result], engine: str, rival: str) -> dict[str, float]:
+    """The rival's time over the engine's in a model of one layer, by whose plan is counted."""
+    ours, theirs = of_load[engine], of_load[rival]
+    return {
+        "its plan alone": theirs.layer_us(1) / ours.layer_us(),
+        "both plans": theirs.layer_us(1) / ours.layer_us(1),
+        "no plan": theirs.layer_us() / ours.layer_us(),
+    }
 
 
 Choices = Mapping[tuple[str, int], str]  # which engine is taken, by load and index of the step

@@ -11,7 +11,8 @@ from pkv.bench.shipped import shipped_files
 from pkv.commands import CommandError, arguments
 from pkv.commands.output import print_json, say
 from pkv.commands.tables import as_table, records_of
-from pkv.viz.figures import FIGURES, OF_ALL_MACHINES, Missing
+from pkv.viz.figures import FIGURES, OF_ALL_MACHINES
+from pkv.viz.needs import Missing
 from pkv.viz.svg import Picture
 
 HELP = "draw what records of `pkv bench` say, or print it as tables"

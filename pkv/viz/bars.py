@@ -26,13 +26,13 @@ class Bar(NamedTuple):
     worst: float | None = None
 
 
-def draw_regret(bars: Iterable[Sequence[Any]], note: str = "") -> Picture:
+def draw_regret(bars: Iterable[Sequence[Any]], note: str = "", of: str = "trace") -> Picture:
     """Regret of each policy, trace by trace: bar to the mean, line to the worst. Bars may be tuples in Bar's order.
 
-    note: what else to say below the claim, such as what the times are of.
+    note: what else to say below the claim, such as what the times are of. of: what the bars are grouped by, in a word.
     """
     checked = regrets_of(bars)
-    title = regret_claim(checked)
+    title = regret_claim(checked, of)
     has_worst = any(bar.worst is not None for bar in checked)
     notes = [
         "Regret: how much slower than the best candidate of each step. Zero is best. Bar: the mean over the steps."
@@ -87,17 +87,17 @@ def regrets_of(bars: Iterable[Sequence[Any]]) -> list[Bar]:
     return checked
 
 
-def regret_claim(bars: Sequence[Bar]) -> str:
-    """Which policy is nearest to the best over all traces, and which one is farthest."""
+def regret_claim(bars: Sequence[Bar], of: str = "trace") -> str:
+    """Which policy is nearest to the best over all traces, and which one is farthest. of: another word for a trace."""
     means: dict[str, list[float]] = {}
     for bar in bars:
         means.setdefault(bar.policy, []).append(bar.mean)
     n_traces = len({bar.trace for bar in bars})
     complete = {policy: sum(found) / n_traces for policy, found in means.items() if len(found) == n_traces}
     if not complete:
-        return "No policy was tried on every trace"
+        return f"No policy was tried on every {of}"
     ordered = sorted(complete, key=lambda policy: complete[policy])
-    head = f"{ordered[0]} has the least regret: {complete[ordered[0]]:.1%} over {count_of(n_traces, 'trace')}"
+    head = f"{ordered[0]} has the least regret: {complete[ordered[0]]:.1%} over {count_of(n_traces, of)}"
     return head if len(ordered) == 1 else f"{head}; {ordered[-1]} has {complete[ordered[-1]]:.1%}"
 
 

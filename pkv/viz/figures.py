@@ -5,40 +5,28 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
 from pkv.bench.loads import SHAPE
 from pkv.bench.records import Records
-from pkv.bench.regret import chosen_by
 from pkv.bench.results import (
     FLASHINFER,
     LAYERS,
-    TRACE,
-    Result,
     engines_of,
     geomean,
-    grouped,
     of_stream,
     over_flashinfer,
-    parts,
     results_of,
 )
 from pkv.bench.shipped import shipped_part, shipped_records
-from pkv.bench.summaries import Choices, always, measured_regret
-from pkv.gpus import GpuProfile, profile_of
-from pkv.profiles import read_shipped, shipped_names
-from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES
-from pkv.viz.bars import draw_regret
 from pkv.viz.needs import Missing, where
+from pkv.viz.paperfigures import charges, ladder, machines, regret
 from pkv.viz.regimes import draw_regimes
-from pkv.viz.resultsbars import draw_ladder, draw_machines
 from pkv.viz.resultscurves import draw_growth, draw_layers
 from pkv.viz.resultsratios import draw_ratios, draw_stream
 from pkv.viz.rowfigures import bounds, one_row
 from pkv.viz.svg import Picture
 
-LADDER = ("split_kv", "length_buckets", "row_local", "workqueue", RIVAL_HERE)
 SIZES = re.compile(r"(\w+)\((\d+)(?:,(\d+)(k?))?\)")  # a load of one step in the usual shape: bimodal(8,16k), short(8)
 SHORT = 2048  # the most tokens of a row of the load `short`
 MOST_CURVES = 10  # more lines in one plane cannot be told apart
@@ -130,76 +118,6 @@ def growth(records: Records) -> Picture:
     return draw_growth(plans, sizes, f"Rows of 1,024 tokens. {where(records)}.")
 
 
-def ladder(records: Records) -> Picture:
-    """What each stage buys on the paper's traces with eight rows."""
-    found = {
-        group: {engine: of_group[engine].gpu_us for engine in LADDER if engine in of_group}
-        for group, of_group in grouped(results_of(records)).items()
-        if group.endswith(" B8")
-    }
-    found = {group: times for group, times in found.items() if LADDER[0] in times and len(times) > 1}
-    if not found:
-        raise Missing(f"ladder needs {', '.join(LADDER)} on pkv bench --grid paper --record FILE")
-    return draw_ladder(found, f"Means over seeds, planning not counted. {where(records)}.")
-
-
-def machines(records: Records) -> Picture:
-    """The paper's schedules over FlashInfer's tensor-core kernel: as published, simulated, and on each machine."""
-    found: dict[str, dict[str, float]] = {}
-    for (machine, _), part in parts(records).items():
-        groups, times = published_beside(results_of(part))
-        for (group, engine), (published_ms, simulated_ms) in times.items():
-            of_group: Mapping[str, Result] = groups[group]
-            ours = "length_buckets" if group.endswith(" B1") else "workqueue"
-            if engine != ours or engine not in of_group or RIVAL_HERE not in of_group:
-                continue
-            rival_ms, rival_simulated_ms = times[group, RIVAL_PUBLISHED]
-            bars = found.setdefault(f"{group}, {engine}", {})
-            bars["RTX 3060, published"] = rival_ms / published_ms
-            bars["RTX 3060, simulated"] = rival_simulated_ms / simulated_ms
-            bars[machine.removeprefix("NVIDIA ")] = of_group[RIVAL_HERE].gpu_us / of_group[engine].gpu_us
-    if not found:
-        raise Missing(
-            f"machines needs workqueue, length_buckets and {RIVAL_HERE} on pkv bench --grid paper --record FILE"
-        )
-    planning = "Published and simulated times of FlashInfer hold its planning, those measured here do not."
-    return draw_machines(found, "FlashInfer's tensor-core kernel", f"Means over the published seeds. {planning}")
-
-
-def regret(records: Records) -> Picture:
-    """How much slower than the best stage of each step every policy is, and every stage that is always taken."""
-    timed = {key for key, timing in records.latest().items() if timing.refused is None}
-    traces = {name: load for name, load in records.loads.items() if TRACE.fullmatch(name)}
-    loads = [load for name, load in traces.items() if all((name, stage) in timed for stage in OWN)]
-    if not loads:
-        raise Missing(f"regret needs {', '.join(OWN)} on pkv bench --grid paper --record FILE")
-    stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in loads)]
-    profile = card_of(records)
-    choices: dict[str, Choices] = {
-        f"policy {policy}": chosen_by(policy, loads, profile, stages)
-        for policy in (POLICIES if profile.costs else POLICIES[:1])
-    }
-    for stage in stages:
-        choices[f"always {stage}"] = {key: name for load in loads for key, name in always(load, stage).items()}
-
-    def trace_of(load: str) -> str:
-        return load.split()[1]
-
-    note = f"Measured GPU times. {where(records)}."
-    return draw_regret(measured_regret(records, choices, stages, trace_of), note)
-
-
-def card_of(records: Records) -> GpuProfile:
-    """The shipped profile of the card that records were taken on, with its costs where they are known."""
-    gpu = next(iter(records.runs.values())).gpu
-    for name in shipped_names():  # not the user's own: the same records give the same picture everywhere
-        fields = read_shipped(name)
-        is_like = all(fields[key] == gpu.get(key) for key in ("arch", "n_sms"))
-        if is_like and fields["title"].startswith(gpu["title"]):
-            return profile_of(name, fields)
-    return GpuProfile(gpu["title"], gpu["arch"], gpu["n_sms"])
-
-
 FIGURES: dict[str, Callable[[Records], Picture]] = {
     "ratios": ratios,
     "stream": stream,
@@ -208,6 +126,7 @@ FIGURES: dict[str, Callable[[Records], Picture]] = {
     "growth": growth,
     "ladder": ladder,
     "regret": regret,
+    "charges": charges,
     "machines": machines,
     "one_row": one_row,
     "bounds": bounds,

@@ -1,4 +1,4 @@
-"""Bars in groups, for results: what each stage takes on each trace, and one ratio on several machines.
+"""Bars in groups, for results: what each stage takes on each trace, and a ratio by machine or by who pays for plans.
 
 Two groups, bimodal and zipf, of two bars each: four bars, the names to the left, the values behind them.
 """
@@ -54,17 +54,21 @@ def draw_machines(ratios: Groups, rival: str, note: str = "") -> Picture:
 
 def machines_claim(ratios: Groups, rival: str) -> str:
     """From which ratio to which it goes on each machine."""
-    found: dict[str, list[float]] = {}
-    for of in ratios.values():
-        for machine, ratio in of.items():
-            found.setdefault(machine, []).append(ratio)
-    said = [
-        f"{times_in_words(min(values))} to {times_in_words(max(values))} on {machine}"
-        if len(values) > 1
-        else f"{times_in_words(values[0])} on {machine}"
-        for machine, values in found.items()
-    ]
-    return f"Over {rival}: {', '.join(said)}"
+    return f"Over {rival}: {_spans(ratios, 'on')}"
+
+
+def draw_charges(ratios: Groups, rival: str, note: str = "") -> Picture:
+    """One ratio, by who pays for planning: {trace: {who pays: time of `rival` over ours}}; above 1 we are faster."""
+    checked = groups_of("ratios", ratios)
+    title = charges_claim(checked, rival)
+    notes = [f"The time of {rival} over that of the schedule named with the trace; beyond the line it is faster."]
+    notes += [note] if note else []
+    return _draw(checked, title, notes, lambda trace, payer: times_in_words(checked[trace][payer]), level=1.0)
+
+
+def charges_claim(ratios: Groups, rival: str) -> str:
+    """From which ratio to which it goes with each way to charge."""
+    return f"Over {rival}: {_spans(ratios, 'with')}"
 
 
 def groups_of(name: str, groups: Groups) -> dict[str, dict[str, float]]:
@@ -87,6 +91,7 @@ def _draw(
     most = max(level or 0.0, *(value for of in groups.values() for value in of.values()))
     scale, patches = (WIDTH - left - NUMBERS) / most, Patches()
     spans: list[tuple[float, float]] = []
+    values: list[tuple[float, float, str]] = []
     for group, of in groups.items():
         sheet.text(8, sheet.y + 10, group, weight="bold")
         sheet.y += 18
@@ -94,7 +99,7 @@ def _draw(
         for bar, value in of.items():
             sheet.text(left - 8, sheet.y + 12, bar, anchor="end")
             patches.add(names.index(bar) % 14, left, sheet.y, value * scale, BAR)
-            sheet.text(left + value * scale + 8, sheet.y + 12, words(group, bar), size=SMALL)
+            values.append((left + value * scale + 8, sheet.y + 12, words(group, bar)))
             sheet.y += PITCH
         spans.append((first - 4, sheet.y - 2))
         sheet.y += 6
@@ -103,10 +108,25 @@ def _draw(
         sheet.line(left, begin, left, end, INK)
         if level is not None:
             sheet.line(left + level * scale, begin, left + level * scale, end, INK, "4 3")
+    for x, y, said_of_bar in values:  # above the level, which may cross them
+        sheet.text(x, y, said_of_bar, size=SMALL, halo=level is not None)
     said = "; ".join(
         f"{group}: " + ", ".join(f"{bar} {words(group, bar)}" for bar in of) for group, of in groups.items()
     )
     return sheet.finish(f"{title}. {' '.join(notes)} {said}.")
+
+
+def _spans(ratios: Groups, joint: str) -> str:
+    found: dict[str, list[float]] = {}
+    for of in ratios.values():
+        for bar, ratio in of.items():
+            found.setdefault(bar, []).append(ratio)
+    return ", ".join(
+        f"{times_in_words(min(values))} to {times_in_words(max(values))} {joint} {bar}"
+        if len(values) > 1
+        else f"{times_in_words(values[0])} {joint} {bar}"
+        for bar, values in found.items()
+    )
 
 
 def _first(groups: Groups) -> str:
