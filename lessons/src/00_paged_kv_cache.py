@@ -331,31 +331,37 @@ widgets.explore_pages(rows=3, longest=12, page_size=4)
 # %% [markdown]
 # ## Measure it
 #
-# On a GPU, this cell runs one row of 16,384 tokens of the shape above. First it checks the result, then it times it: 20 calls, caches emptied before each, the median taken. The bytes divided by the time, against the data sheet, say how far this kernel is from the roof. One program per KV head is few: lesson 01 begins there.
+# Measured times ship with this course, as **records**: what was timed, on which card, with which versions. Here on an NVIDIA H200, GPU time of one layer. `stream` only reads as many bytes, once, without a page table: the most that one can hope for. `split_kv` is our kernel with rows cut up, as in lesson 01. `gather-sdpa` copies the pages to a dense tensor and calls PyTorch's attention, which reads them again. Caches are emptied before each call.
+#
+# **Predict.** Which part of the data sheet's rate does each of the three reach with one row of 16,384 tokens? And with eight rows, the longest of 65,536?
 
 # %%
-if not torch.cuda.is_available() or pkv.INTERPRETED:
-    print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
+from pkv.bench.results import machine_of, results_of
+from pkv.bench.shipped import shipped_part
+
+record = shipped_part("smoke", 132)
+print(*{machine_of(run) for run in record.runs.values()})
+for load in ("equal(1,16k)", "zipf(8,64k)"):
+    print(f"{load}, {sum(record.loads[load].steps[0].lengths):,} tokens")
+    for engine in ("stream", "split_kv", "gather-sdpa"):
+        timed = results_of(record)[load][engine]
+        rate, roof = timed.gb_per_s, viz.roofs_of("h200").gb_per_s
+        print(f"  {engine:12}{timed.gpu_us:7,.0f} us {rate:6,.0f} GB/s, {rate / roof:4.0%}")
+
+# %% [markdown]
+# Even a plain read is far from the data sheet while the bytes are few: to start, and to end, takes time too. So from lesson 01 on we hold kernels against a plain read of the same bytes. A copy of the row, written and read again, should cost three reads; here it costs far more.
+#
+# On a GPU, the next cell times one row on yours, with one program per KV head. That is few: lesson 01 begins there.
+
+# %%
+from pkv.bench import live
+
+engines = ["split_kv:splits=1", "gather-sdpa", "stream"]
+if live.can_time():
+    print(live.time_engines([16384], llama, engines))
 else:
-    k, v = torch.randn(2, 1, 16384, 8, 128, dtype=torch.float16)
-    big = pkv.PagedKVCache.from_dense(k, v, [16384], page_size=16, seed=0)
-    big_q = torch.randn(1, 32, 128).half()
-    unsplit = pkv.plan([16384], llama, stage="split_kv", splits=1)
-    assert Yardstick(big_q, big).measure(*pkv.run(big_q, big, unsplit)).ok
-    flush = torch.empty(2**28, dtype=torch.int8)
-    times = []
-    for _ in range(20):
-        for _ in range(8):  # so long that the launches are queued behind it
-            flush.zero_()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        pkv.run(big_q, big, unsplit)
-        stop.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(stop) * 1e3)
-    median = sorted(times)[10]
-    rate = 16384 * llama.kv_bytes_per_token / median / 1e3
-    print(f"{torch.cuda.get_device_name()}: {median:.0f} microseconds, {rate:.0f} GB/s")
+    print("No GPU here: this cell would check these against fp64, then time them:")
+    print(engines)
 
 # %% [markdown]
 # ## What to remember

@@ -349,49 +349,75 @@ widgets.explore_merge([0, 4, 7, 9, 10])
 # %% [markdown]
 # ## Measure it
 #
-# On a GPU, this cell times one row of 65,536 tokens: unsplit, split, and FlashInfer's decode on tensor cores (the GPU's units for small matrix products, which our kernels use too), if it is installed. Each is checked before it is timed. Then: 20 calls, caches emptied before each, the median. Planning is done before, on both sides.
+# The records that ship with the course were taken on an NVIDIA H200: once with all its 132 SMs, once with 28 of them, as many as an RTX 3060 has (but with faster memory). Each result was checked against fp64, then timed: GPU time of one layer, caches emptied before each call, the median, planning not counted.
+#
+# First, one row of 65,536 tokens in more and more splits. (The stage was `row_local`, which cuts a single row as `split_kv` does; lesson 02.)
+#
+# **Predict.** With 4 splits there are 32 programs. How much longer does the slice take than the whole card? And with 32 splits?
 
 # %%
-if not torch.cuda.is_available() or pkv.INTERPRETED:
-    print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
-else:
-    k, v = torch.randn(2, 1, 65536, 8, 128, dtype=torch.float16)
-    big = pkv.PagedKVCache.from_dense(k, v, [65536], page_size=16, seed=0)
-    big_q = torch.randn(1, 32, 128).half()
-    calls = {}
-    for splits in (1, None):
-        plan = pkv.plan([65536], llama, stage="split_kv", splits=splits)
-        calls[f"split_kv, {plan.n_items} splits"] = lambda plan=plan: pkv.run(
-            big_q, big, plan
-        )[0]
-    try:
-        import flashinfer
+import json
+from importlib import resources
 
-        room = torch.empty(2**27, dtype=torch.uint8)
-        rival = flashinfer.BatchDecodeWithPagedKVCacheWrapper(room, use_tensor_cores=True)
-        dtypes = {"q_data_type": torch.float16, "kv_data_type": torch.float16}
-        rival.plan(*big.to_csr(), 32, 8, 128, 16, **dtypes)
-        calls["FlashInfer, tensor cores"] = lambda: rival.run(
-            big_q, (big.k_pages, big.v_pages)
-        )
-    except Exception as error:
-        print("FlashInfer is left out:", error)
-    truth, flush = Yardstick(big_q, big), torch.empty(2**28, dtype=torch.int8)
-    for name, call in calls.items():
-        assert (call() - truth.out).abs().max() <= truth.tolerance, name
-        times = []
-        for _ in range(20):
-            for _ in range(8):  # so long that the launches are queued behind it
-                flush.zero_()
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            stop.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(stop) * 1e3)
-        median = sorted(times)[10]
-        rate = 65536 * llama.kv_bytes_per_token / median / 1e3
-        print(f"{name:25} {median:6.0f} microseconds, {rate:5.0f} GB/s")
+file = resources.files("pkv") / "data" / "results" / "default_cuts.json"
+splits = (4, 8, 16, 24, 32, 48, 64)
+print("splits     ", *[f"{n:5}" for n in splits])
+for n_sms, loads in json.loads(file.read_text())["sms"].items():
+    us = loads["B1_64k"]["us"]
+    print(f"{n_sms:>3} SMs, us", *[f"{us[f'row_local {n}']:5.0f}" for n in splits])
+slice_plan = pkv.plan([65536], llama, stage="split_kv", gpu="h200-28sm")
+held = slice_plan.gpu.n_sms * slice_plan.programs_per_sm
+print("28 SMs hold", held, "programs at once")
+
+# %% [markdown]
+# With 4 splits, a hundred SMs more are worth nothing: nobody gives them work. The whole card still gains at 48 splits. The slice does not: 24 splits are 192 programs, 32 are 256, a few more than it holds, and the whole step waits for those.
+#
+# Now what people decode with, on one row, against a plain read of its bytes. The rows are those of the paper's traces. The kernels that begin with `fa2`, `batch-attention` and `xqa` come with FlashInfer. `vllm` cuts a row into 16 segments, whatever its length. `sglang` cuts it into 8 at most, unless its user allows more, here 32 and 64.
+#
+# **Predict.** On 132 SMs: which of SGLang's three gets nearest to a plain read? Does `split_kv` come nearer with long rows or with short ones?
+
+# %%
+viz.draw_recorded("one_row")
+
+# %% [markdown]
+# A cap of 8 splits leaves most of the card without work, and the longer the row, the more that costs. But 64 do not fill it either: `split_kv` takes as many as we printed above for the H200. No kernel comes near a plain read with short rows, because starting programs, and merging what they leave, takes as long as with long ones.
+#
+# **Predict.** And on 28 SMs? Do 8 splits cost as much there? Does `split_kv` keep its lead?
+
+# %%
+viz.draw_recorded("one_row", n_sms=28)
+
+# %% [markdown]
+# 8 splits cost less there, and 64 gain little over 32: more splits help as long as SMs are left over.
+#
+# The paper has times for one of these traces, `bucketed`, with `length_buckets` for the stage, on the RTX 3060. FlashInfer's time over that stage's, there, in the simulator, and in our records (published and simulated times of FlashInfer hold its planning, the measured ones do not):
+
+# %%
+from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
+from pkv.bench.results import results_of
+from pkv.bench.shipped import shipped_part
+
+for n_sms in (132, 28):
+    groups, ms = published_beside(results_of(shipped_part("paper", n_sms)))
+    of = groups["bucketed B1"]
+    ratio = of[RIVAL_HERE].gpu_us / of["length_buckets"].gpu_us
+    print(f"H200, {n_sms} SMs".ljust(20), f"{ratio:.2f}")
+ours, theirs = (ms["bucketed B1", name] for name in ("length_buckets", RIVAL_PUBLISHED))
+for words, our_ms, their_ms in zip(("published", "simulated"), ours, theirs):
+    print(f"RTX 3060, {words}".ljust(20), f"{their_ms / our_ms:.2f}")
+
+# %% [markdown]
+# On a GPU, this cell times one row of 65,536 tokens on yours: unsplit, split, and FlashInfer's decode on tensor cores (the GPU's units for small matrix products, which our kernels use too), if it is installed.
+
+# %%
+from pkv.bench import live
+
+engines = ["split_kv:splits=1", "split_kv", "fa2-tensor-core", "stream"]
+if live.can_time():
+    print(live.time_engines([65536], llama, engines))
+else:
+    print("No GPU here: this cell would check these against fp64, then time them:")
+    print(engines)
 
 # %% [markdown]
 # ## What to remember

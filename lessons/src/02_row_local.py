@@ -457,46 +457,60 @@ for step, time in times.items():
 #
 # ## Measure it
 #
-# On a GPU, this cell times the batch of this lesson: `split_kv` and `row_local` in 12 splits, `row_local` left alone, and FlashInfer, if it is installed. Each is checked before it is timed. Then: 20 calls, caches emptied before each, the median. Planning is done before, on both sides.
+# Records of an NVIDIA H200. First of 28 of its SMs, as many as the simulated card has (but with faster memory): five batches, each stage with the number of splits that it takes by itself, GPU time of one layer, caches emptied before each call, the median, planning not counted. `one_long(64,64k)` is one row of 65,536 tokens and 63 of 512. `short(128)` is 128 rows of 256 to 2,048 tokens. `zipf(8,64k)` is eight rows of 65,536, a half of that, a third, and so on. In the `bimodal` ones every fourth row has 16,384 tokens, the others an eighth.
+#
+# **Predict.** On which batch is `row_local` worth most, and on which does it lose to `split_kv`? The triangle is the queue of lesson 03: where is it ahead of both?
 
 # %%
-if not torch.cuda.is_available() or pkv.INTERPRETED:
-    print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
-else:
-    from pkv.accuracy import Yardstick
-    from pkv.stages.x_flashinfer import BackendError
+viz.draw_recorded("bounds", grid="smoke", n_sms=28)
 
-    k, v = torch.randn(2, 8, 16384, 8, 128, dtype=torch.float16)
-    big = pkv.PagedKVCache.from_dense(k, v, batch, page_size=16, seed=0)
-    big_q = torch.randn(8, 32, 128).half()
-    truth, flush = Yardstick(big_q, big), torch.empty(2**28, dtype=torch.int8)
-    for stage, options in [
-        ("split_kv", {"splits": 12}),
-        ("row_local", {"splits": 12}),
-        ("row_local", {}),
-        ("flashinfer", {}),
-    ]:
-        plan = pkv.plan(batch, llama, stage, **options)
-        try:
-            out, _ = pkv.run(big_q, big, plan)
-        except BackendError as error:
-            print(f"{stage} is left out: {error}")
-            continue
-        assert (out - truth.out).abs().max() <= truth.tolerance, stage
-        times = []
-        for _ in range(20):
-            for _ in range(8):  # so long that the launches are queued behind it
-                flush.zero_()
-            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            pkv.run(big_q, big, plan)
-            stop.record()
-            torch.cuda.synchronize()
-            times.append(start.elapsed_time(stop) * 1e3)
-        median = sorted(times)[10]
-        rate = sum(batch) * llama.kv_bytes_per_token / median / 1e3
-        name = f"{stage}, {plan.n_items} items, {plan.counters.empty_programs} empty"
-        print(f"{name:36} {median:6.0f} microseconds, {rate:5.0f} GB/s")
+# %% [markdown]
+# The more rows, the fewer splits fill the GPU, so `split_kv` hardly cuts any row, and all wait for the longest. `row_local` guesses that one row may be long and cuts more, but all rows alike: that is still too little for one row among 64, and far too much for 128 short ones, where the start-ups and states that the simulator charged for are real. The queue gives each row as many items as it needs.
+#
+# **Predict.** The paper's traces, means over five seeds: on how many of the ten is `row_local` ahead? (With one row live there is nothing to compare: the cuts are the same.)
+
+# %%
+viz.draw_recorded("bounds", n_sms=28)
+
+# %% [markdown]
+# **Predict.** And with all 132 SMs, where `split_kv` cuts several times as often by itself?
+
+# %%
+viz.draw_recorded("bounds")
+
+# %% [markdown]
+# With that many splits of its own `split_kv` leaves little to gain, and on some traces the further cuts of `row_local` are a loss.
+#
+# The paper's trace of the section before, on the H200. The memory is faster, so compare the order, not the times; and no time here holds planning, not even FlashInfer's (`fa2-tensor-core`, the kernel that the paper timed).
+
+# %%
+from pkv.bench.results import results_of
+from pkv.bench.shipped import shipped_part
+
+load = "trace bimodal B8 seed 20260624"
+measured = [results_of(shipped_part("paper", n_sms))[load] for n_sms in (28, 132)]
+print(f"{'us a step':15}  28 SMs  132 SMs")
+for engine in ("fa2-tensor-core", "length_buckets", "workqueue", "row_local", "split_kv"):
+    print(f"{engine:15}", *[f"{results[engine].gpu_us:7.0f} " for results in measured])
+
+# %% [markdown]
+# On a GPU, this cell times the batch of this lesson on yours: `split_kv` and `row_local` in 12 splits, `row_local` left alone, and FlashInfer, if it is installed.
+
+# %%
+from pkv.bench import live
+
+engines = [
+    "split_kv:splits=12",
+    "row_local:splits=12",
+    "row_local",
+    "fa2-tensor-core",
+    "stream",
+]
+if live.can_time():
+    print(live.time_engines(batch, llama, engines))
+else:
+    print("No GPU here: this cell would check these against fp64, then time them:")
+    print(engines)
 
 # %% [markdown]
 # ## What to remember
