@@ -29,6 +29,10 @@ from pkv.viz.svg import Picture
 
 SIZES = re.compile(r"(\w+)\((\d+)(?:,(\d+)(k?))?\)")  # a load of one step in the usual shape: bimodal(8,16k), short(8)
 SHORT = 2048  # the most tokens of a row of the load `short`
+OF_GROWTH = (
+    "split_kv", "length_buckets", "row_local", "workqueue", "adaptive:policy=cost",
+    "fa2-tensor-core", "batch-attention", "xqa", "vllm", "sglang",
+)  # fmt: skip
 MOST_CURVES = 10  # more lines in one plane cannot be told apart
 NEARLY_ALL = 0.8  # of the loads: an engine that did fewer says too little about a mean
 
@@ -105,7 +109,8 @@ def growth(records: Records) -> Picture:
     """How planning on the host, and memory, grow with the number of rows."""
     plans: dict[str, list[tuple[float, float]]] = {}
     sizes: dict[str, list[tuple[float, float]]] = {}
-    shown = engines_of(results_of(records))
+    there = engines_of(results_of(records))
+    shown = [engine for engine in OF_GROWTH if engine in there] or list(there)[:MOST_CURVES]
     for (load, engine), timing in records.latest().items():
         if SIZES.fullmatch(load) and timing.refused is None and engine in shown:
             n_rows = records.loads[load].n_rows
