@@ -16,6 +16,7 @@ from pkv.bench import shipped
 from pkv.bench.loads import SHAPE, Load, grid, load, trace_load
 from pkv.bench.records import read_records
 from pkv.commands import CommandError, plot
+from pkv.viz import paperfigures
 from pkv.viz.figures import FIGURES, Missing
 from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
 from pkv.viz.resultscales import Scale, spread, times_in_words
@@ -390,7 +391,8 @@ def test_pkvs_own_records_are_the_default(files, tmp_path, monkeypatch, capsys):
 
 def test_the_regret_picture_says_what_its_times_are(files):
     picture = of_records(files[:1])["regret-paper-nvidia-h200-132-sms"]
-    assert "Measured GPU times, planning not counted. NVIDIA H200, 132 SMs; grid paper." in picture.alt
+    assert "Measured GPU times, planning not counted. " in picture.alt
+    assert "NVIDIA H200, 132 SMs; grid paper." in picture.alt
     assert viz.draw_regret([("cost", "zipf", 0.1)]).alt == viz.draw_regret([("cost", "zipf", 0.1)], "").alt
 
 
@@ -398,6 +400,22 @@ def test_measured_regret_is_told_by_batch_size(files):
     picture = of_records(files[:1])["regret-paper-nvidia-h200-132-sms"]
     assert " over 2 batch sizes; " in picture.alt.split(". ")[0]
     assert {"1 row", "8 rows"} <= {text for *_, text in texts(picture)}
+
+
+def test_regret_is_judged_by_loads_that_no_cost_was_fitted_to(files, monkeypatch):
+    records = read_records(files[:1])
+    card, _ = paperfigures.card_of(records)
+    fitted = {made.name for made in TRACES if made.n_rows == 1}
+    monkeypatch.setattr(paperfigures, "card_of", lambda records: (card, fitted))
+    picture = FIGURES["regret"](records)
+    assert "Without 3 loads that the costs were fitted to. NVIDIA H200" in picture.alt
+    assert {"1 row", "8 rows"} & {text for *_, text in texts(picture)} == {"8 rows"}
+
+
+def test_regret_says_where_all_loads_were_fitted_to():
+    names = [made.name for made in TRACES]
+    assert paperfigures.judged_by(TRACES, names) == (TRACES, "The costs were fitted to these loads. ")
+    assert paperfigures.judged_by(TRACES, ()) == (TRACES, "")
 
 
 def test_charges_count_a_plan_for_nobody_one_or_both(tmp_path):

@@ -3,9 +3,10 @@
 Each takes the records of one machine and grid, `machines` those of all machines; see pkv/viz/figures.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
+from pkv.bench.loads import Load
 from pkv.bench.records import Records
 from pkv.bench.regret import chosen_by
 from pkv.bench.results import TRACE, Result, grouped, parts, results_of
@@ -79,14 +80,18 @@ def as_published(group: str) -> str:
 
 
 def regret(records: Records) -> Picture:
-    """How much slower than the best stage of each step every policy is, and every stage that is always taken."""
+    """How much slower than the best stage of each step every policy is, and every stage that is always taken.
+
+    By loads that no cost was fitted to, where there are any.
+    """
     timed = {key for key, timing in records.latest().items() if timing.refused is None}
     traces = {name: load for name, load in records.loads.items() if TRACE.fullmatch(name)}
     loads = [load for name, load in traces.items() if all((name, stage) in timed for stage in OWN)]
     if not loads:
         raise Missing(f"regret needs {', '.join(OWN)} on pkv bench --grid paper --record FILE")
+    profile, fitted = card_of(records)
+    loads, left_out = judged_by(loads, fitted)
     stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in loads)]
-    profile = card_of(records)
     choices: dict[str, Choices] = {
         f"policy {policy}": chosen_by(policy, loads, profile, stages)
         for policy in (POLICIES if profile.costs else POLICIES[:1])
@@ -97,16 +102,25 @@ def regret(records: Records) -> Picture:
     def rows_of(load: str) -> str:
         return count_of(records.loads[load].n_rows, "row")
 
-    note = f"Measured GPU times, planning not counted. {where(records)}."
+    note = f"Measured GPU times, planning not counted. {left_out}{where(records)}."
     return draw_regret(measured_regret(records, choices, stages, rows_of), note, of="batch size")
 
 
-def card_of(records: Records) -> GpuProfile:
-    """The shipped profile of the card that records were taken on, with its costs where they are known."""
+def judged_by(loads: list[Load], fitted: Collection[str]) -> tuple[list[Load], str]:
+    """The loads that no cost was fitted to, or all where there is no other; and which those are, in words."""
+    others = [load for load in loads if load.name not in fitted]
+    if not others:
+        return loads, "The costs were fitted to these loads. "
+    n_fitted = len(loads) - len(others)
+    return others, f"Without {count_of(n_fitted, 'load')} that the costs were fitted to. " if n_fitted else ""
+
+
+def card_of(records: Records) -> tuple[GpuProfile, frozenset[str]]:
+    """The shipped profile of the card that records were taken on, and the loads that its costs were fitted to."""
     gpu = next(iter(records.runs.values())).gpu
     for name in shipped_names():  # not the user's own: the same records give the same picture everywhere
         fields = read_shipped(name)
         is_like = all(fields[key] == gpu.get(key) for key in ("arch", "n_sms"))
         if is_like and fields["title"].startswith(gpu["title"]):
-            return profile_of(name, fields)
-    return GpuProfile(gpu["title"], gpu["arch"], gpu["n_sms"])
+            return profile_of(name, fields), frozenset(fields.get("costs_source", {}).get("fitted_loads", ()))
+    return GpuProfile(gpu["title"], gpu["arch"], gpu["n_sms"]), frozenset()
