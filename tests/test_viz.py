@@ -12,7 +12,7 @@ import pytest
 from drawings import PICTURES, PLANS, SVG, texts
 
 from pkv import viz
-from pkv.viz.__main__ import draw_readme
+from pkv.viz.__main__ import README_PICTURES
 from pkv.viz.svg import SMALL, WIDTH
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,7 +96,9 @@ except ImportError as error:
     assert "pip install matplotlib" in done.stdout
 
 
-def test_readme_picture_is_the_one_that_the_command_draws():
-    saved = (ROOT / "docs" / "plan.svg").read_text()
-    assert saved == draw_readme().svg, "run: python -m pkv.viz docs/plan.svg"
+@pytest.mark.parametrize("name", README_PICTURES)
+def test_readme_pictures_are_those_that_the_command_draws(name):
+    saved = (ROOT / "docs" / name).read_text()
+    assert saved == README_PICTURES[name]().svg, f"run: python -m pkv.viz docs/{name}"
     ElementTree.fromstring(saved)
+    assert f"(docs/{name})" in (ROOT / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""Draw the README's picture again: python -m pkv.viz docs/plan.svg"""
+"""Draw one of the README's pictures again: python -m pkv.viz docs/plan.svg, or docs/results.svg"""
 
 import sys
 from pathlib import Path
@@ -7,6 +7,7 @@ import torch
 
 from pkv.decoding import plan
 from pkv.shapes import Shape
+from pkv.viz.figures import draw_recorded
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.svg import Picture, stack
 
@@ -21,9 +22,16 @@ def draw_readme() -> Picture:
     return stack([draw_plan(like_the_longest), draw_plan(equal_shares)])
 
 
+def draw_results() -> Picture:
+    """Every engine over the best of FlashInfer on the paper's traces: an H200, and 28 of its SMs."""
+    return stack([draw_recorded("ratios", n_sms=132), draw_recorded("ratios", n_sms=28)])
+
+
+README_PICTURES = {"plan.svg": draw_readme, "results.svg": draw_results}
+
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m pkv.viz FILE.svg")
+    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in README_PICTURES:
+        sys.exit(f"usage: python -m pkv.viz DIR/NAME, with NAME one of {', '.join(README_PICTURES)}")
     target = Path(sys.argv[1])
     target.parent.mkdir(parents=True, exist_ok=True)
-    draw_readme().save(target)
+    README_PICTURES[target.name]().save(target)
