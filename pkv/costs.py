@@ -14,8 +14,8 @@ memory: 50 are asked for in the first 4 us, which take 5; the other 4 take 4.
 Against simulate() the error is 0.4% in the median and 1.8% at worst on the steps of the paper's traces, 0.01% and 8% on
 random plans of all stages, with the RTX 3060's costs; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where
 programs read so little that starting them takes as long, and start together; and it is rough where one program can draw
-much of the memory's rate: in 500 random plans up to 16% off at a tenth of it, up to 72% at all of it. On a slice of a
-large card, where SMs are the limit, a tenth of the random plans is 8% off or more.
+much of the memory's rate: in 500 random plans up to 16% off at a tenth of it, up to 72% at all of it. On 28 SMs
+of an H200, where SMs are the limit, a tenth of the random plans is 4% off or more, and the worst 24%.
 """
 
 from dataclasses import dataclass, fields
@@ -24,7 +24,7 @@ import numpy as np
 
 from pkv.gpus import DEFAULT_GPU, Costs, GpuProfile, resolve_gpu
 from pkv.plans import Launch, Plan
-from pkv.sharing import Floats, at_least_one, deal, first_part, of_sms, slowest_sm_us
+from pkv.sharing import Floats, at_least_one, deal, of_sms, slowest_sm_us
 
 
 @dataclass(frozen=True)
@@ -71,15 +71,14 @@ def predict(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Prediction:
     """
     profile = resolve_gpu(gpu)
     costs = costs_for(plan, profile)
-    start_up = decode = merge = read = 0.0
+    start_up = decode = merge = 0.0
     item_us = item_us_of(plan, costs)
     for launch in plan.launches:
-        us = launch_us(plan, launch, profile, costs, read)
+        us = launch_us(plan, launch, profile, costs)
         if launch.kernel == "merge":
             merge += us
         elif us:
             start_up, decode = start_up + item_us, decode + us - item_us
-            read += float(program_sizes(plan, launch)[0].sum()) * plan.shape.grid_heads
     reading = float(item_bytes(plan).sum()) * plan.shape.grid_heads / (costs.memory_gb_per_s * 1000)
     planning, step = before_us(plan, costs)
     launches = len(plan.launches) * costs.launch_us
@@ -150,8 +149,8 @@ def program_sizes(plan: Plan, launch: Launch) -> tuple[Floats, Floats]:
     return np.diff(np.concatenate([[0.0], np.cumsum(n_bytes)])[offsets]), np.diff(offsets).astype(np.float64)
 
 
-def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, read: float = 0.0) -> float:
-    """From a launch's first program to the end of its last, in us; the launches before it have read so many bytes."""
+def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs) -> float:
+    """From a launch's first program to the end of its last, in us."""
     item_us = item_us_of(plan, costs)
     n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
     if launch.kernel == "merge":
@@ -181,13 +180,8 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, rea
     used = widths > 0
     widths, demand, spread = widths[used], demand[used], np.sqrt(spread[used])
     room = memory if costs.sm_gb_per_s is None else min(memory, costs.sm_gb_per_s * 1000 * profile.n_sms)
-    us = widths * at_least_one(demand / room, spread / room)
-    to_write = (costs.write_back_mb or 0.0) * 1e6 - read
-    if to_write > 0:  # the memory does twice the work for the bytes that come first
-        part, slow = first_part(widths * demand, to_write), min(room, memory / 2)
-        us += part * (widths * at_least_one(demand / slow, spread / slow) - us)
-    longest = float(us.sum())
+    longest = float((widths * at_least_one(demand / room, spread / room)).sum())
     if costs.sm_gb_per_s is not None:
         alone, sm_bytes = of_sms(np.repeat(slots, heads), np.repeat(slot_bytes, heads), profile.n_sms)
-        longest = max(longest, slowest_sm_us(alone, sm_bytes, costs.sm_gb_per_s * 1000, memory, to_write))
+        longest = max(longest, slowest_sm_us(alone, sm_bytes, costs.sm_gb_per_s * 1000, memory))
     return item_us + longest

@@ -18,9 +18,7 @@ from pkv.profiles import broken, cache_folder, own_file, own_names, read_own, re
 DEFAULT_GPU = "rtx3060"
 TILES = (16, 32, 64)
 DEFAULT_TILE = 16
-MAY_BE_NONE = (
-    "flashinfer_program_gb_per_s", "flashinfer_item_us", "merge_gb_per_s", "sm_gb_per_s", "write_back_mb",
-)  # of costs # fmt: skip
+MAY_BE_NONE = ("flashinfer_program_gb_per_s", "flashinfer_item_us", "merge_gb_per_s", "sm_gb_per_s")  # of costs
 SLOWEST, LARGEST = 1e-6, 1e9  # of costs: beyond, a simulation would lose its digits
 
 
@@ -67,9 +65,6 @@ class Costs:
     launch_us: from the end of one kernel to the first program of the next, in us.
     step_us: what a step costs once, in us, whatever it launches.
     flashinfer_plan_us: what FlashInfer's own plan() adds to a step, in us, where the step's time holds it.
-    write_back_mb: what the caches hold when a step begins and the memory does not yet, in MB (10**6 bytes). The memory
-        writes it back while it reads the first as many, and so does twice the work for them. Where a benchmark has
-        overwritten the L2 cache before every step, about its size.
     programs_per_sm: programs that resided on an SM when these were measured; None: as many as the plan says. Of
         FlashInfer's it is always the plan that says it.
     """
@@ -85,7 +80,6 @@ class Costs:
     flashinfer_item_us: float | None = None
     sm_gb_per_s: float | None = None
     merge_gb_per_s: float | None = None
-    write_back_mb: float | None = None
 
     def __post_init__(self) -> None:
         if self.programs_per_sm is not None:

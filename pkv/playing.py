@@ -4,7 +4,7 @@ Slot s is on SM s % n_sms, so the first programs go to one SM each, breadth firs
 
 >>> spans = np.zeros(2, dtype=[("begin_us", "f8"), ("end_us", "f8")])
 >>> work = Work(spans, bytes=np.array([100e3, 100e3]), first=np.array([0, 1, 2]))
->>> rules = Rules(item_us=2.0, most=25e3, most_of_sm=None, memory=40e3, to_write=0.0)
+>>> rules = Rules(item_us=2.0, most=25e3, most_of_sm=None, memory=40e3)
 >>> play(work, n_slots=2, n_sms=1, rules=rules, begin_us=0.0)
 (array([0, 1]), 7.0)
 >>> spans["end_us"].tolist()
@@ -31,13 +31,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Rules:
-    """What costs say of one launch, in us and bytes per us. to_write: bytes that the memory has yet to write back."""
+    """What costs say of one launch, in us and bytes per us."""
 
     item_us: float
     most: float
     most_of_sm: float | None
     memory: float
-    to_write: float
 
 
 Entry = tuple[int, int, int]  # span, the program's last + 1, slot
@@ -58,12 +57,12 @@ class EvenPrograms:
         """One more begins to read."""
         heapq.heappush(self.ends, (self.served + n_bytes, entry))
 
-    def outlook(self, room: float) -> tuple[float, float]:
-        """(us until the first has read all, bytes per us of all together), as `room` bytes per us are there."""
+    def outlook(self, room: float) -> float:
+        """The us until the first has read all, as `room` bytes per us are there."""
         if not self.ends:
-            return math.inf, 0.0
+            return math.inf
         self.rate = min(self.most, room / len(self.ends))
-        return max(self.ends[0][0] - self.served, 0.0) / self.rate, self.rate * len(self.ends)
+        return max(self.ends[0][0] - self.served, 0.0) / self.rate
 
     def advance(self, us: float) -> None:
         """All read on for so long, at the rate of the last outlook."""
@@ -93,7 +92,7 @@ class EvenSms:
         heapq.heappush(self.ends[sm], (float(self.served[sm]) + n_bytes, entry))
         self._changed(sm)
 
-    def outlook(self, room: float) -> tuple[float, float]:
+    def outlook(self, room: float) -> float:
         """As of EvenPrograms."""
         wanted = np.minimum(self.most_of_sm, self.n_reading * self.most)
         shares = np.minimum(wanted, level(wanted, room))
@@ -101,7 +100,7 @@ class EvenSms:
         np.divide(shares, self.n_reading, out=self.rates, where=busy)
         left = np.divide((self.first - self.served).clip(0.0), self.rates, out=np.full(len(busy), np.inf), where=busy)
         self.next_sm = int(left.argmin())
-        return float(left[self.next_sm]), float(shares.sum())
+        return float(left[self.next_sm])
 
     def advance(self, us: float) -> None:
         """As of EvenPrograms."""
@@ -142,7 +141,7 @@ def play(work: Work, n_slots: int, n_sms: int, rules: Rules, begin_us: float) ->
     free = list(range(min(n_slots, n_programs)))[::-1]
     starting: deque[tuple[float, Entry]] = deque()  # (ready, ...), by time
     reading = EvenPrograms(rules) if rules.most_of_sm is None else EvenSms(rules, rules.most_of_sm, n_sms)
-    now, program, to_write = begin_us, 0, rules.to_write
+    now, program = begin_us, 0
     while True:
         while free and program < n_programs:
             if first[program] < first[program + 1]:  # one without items only comes and goes
@@ -150,18 +149,11 @@ def play(work: Work, n_slots: int, n_sms: int, rules: Rules, begin_us: float) ->
                 begin[span], place[span] = now, slot
                 starting.append((now + rules.item_us, (span, first[program + 1], slot)))
             program += 1
-        to_end, rate = reading.outlook(rules.memory / 2 if to_write > 0 else rules.memory)
+        to_end = reading.outlook(rules.memory)
         to_start = starting[0][0] - now if starting else math.inf
         us = min(to_end, to_start)
         if us == math.inf:
             break
-        if to_write > 0:
-            if to_write < rate * us:
-                us = to_write / rate
-                reading.advance(us)
-                now, to_write = now + us, 0.0
-                continue
-            to_write -= rate * us
         if to_start <= to_end:
             now, (span, last, slot) = starting.popleft()
             reading.advance(us)

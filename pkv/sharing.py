@@ -36,19 +36,6 @@ def at_least_one(mean: Floats, deviation: Floats) -> Floats:
     return 1 + (mean - 1) * above + deviation * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
-def first_part(served: Floats, n_bytes: float) -> Floats:
-    """How much of each entry of `served`, bytes read one after another, lies in the first n_bytes: 0 to 1.
-
-    Those are what a cold cache makes the memory write back, so for them it does twice the work.
-
-    >>> first_part(np.array([10.0, 20.0, 30.0]), 15.0).tolist()
-    [1.0, 0.25, 0.0]
-    """
-    begun = np.cumsum(served) - served
-    part: Floats = np.divide(n_bytes - begun, served, out=np.zeros_like(served), where=served > 0).clip(0.0, 1.0)
-    return part
-
-
 def of_sms(us: Floats, n_bytes: Floats, n_sms: int) -> tuple[Floats, Floats]:
     """(longest us, sum of bytes) of the slots on each SM; slot s lies on SM s % n_sms.
 
@@ -61,13 +48,13 @@ def of_sms(us: Floats, n_bytes: Floats, n_sms: int) -> tuple[Floats, Floats]:
     return longest, np.bincount(sm, n_bytes, n_sms).astype(np.float64)
 
 
-def slowest_sm_us(alone_us: Floats, n_bytes: Floats, most: float, memory: float, to_write: float) -> float:
+def slowest_sm_us(alone_us: Floats, n_bytes: Floats, most: float, memory: float) -> float:
     """When the last SM has read all, where SMs have equal shares of the memory; rates in bytes per us.
 
     alone_us, n_bytes [n_sms]: what an SM takes alone, at least, and reads; most: what it reads at most. SMs that have
-    read all leave their shares to the others. to_write: see first_part().
+    read all leave their shares to the others.
 
-    >>> slowest_sm_us(np.array([4.0, 8.0]), np.array([100e3, 200e3]), most=50e3, memory=40e3, to_write=0.0)
+    >>> slowest_sm_us(np.array([4.0, 8.0]), np.array([100e3, 200e3]), most=50e3, memory=40e3)
     9.0
     """
     order = np.argsort(n_bytes)
@@ -76,7 +63,5 @@ def slowest_sm_us(alone_us: Floats, n_bytes: Floats, most: float, memory: float,
     least = np.maximum(least, 1 / most)[:, None]  # us per byte, of each SM alone
     # the SMs end one after another; between two ends so many read
     steps, n_reading = np.diff(n_bytes, prepend=0.0), np.arange(len(n_bytes), 0.0, -1.0)
-    shared = n_reading / memory  # us per byte of each SM
-    part = first_part(n_reading * steps, to_write)
-    us = (1 - part) * np.maximum(shared, least) + part * np.maximum(2 * shared, least)  # [n_sms, n_steps]
+    us = np.maximum(n_reading / memory, least)  # per byte of each SM: [n_sms, n_steps]
     return float(np.tril(steps * us).sum(axis=1).max())

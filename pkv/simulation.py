@@ -111,7 +111,7 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
     """
     profile = resolve_gpu(gpu)
     costs = costs_for(plan, profile)
-    clock = read = 0.0
+    clock = 0.0
     played: list[npt.NDArray[np.void]] = []
     launch_us = np.zeros((len(plan.launches), 2))
     for index, launch in enumerate(plan.launches):
@@ -123,10 +123,8 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
             most=program_gb_per_s(plan, launch, costs) * 1000,
             most_of_sm=None if costs.sm_gb_per_s is None else costs.sm_gb_per_s * 1000,
             memory=costs.memory_gb_per_s * 1000,
-            to_write=(costs.write_back_mb or 0.0) * 1e6 - read,
         )
         places, clock = play(work, n_slots, profile.n_sms, rules, begin)
-        read += float(work.bytes.sum()) if launch.kernel == "decode" else 0.0
         work.spans["sm"], work.spans["slot"] = places % profile.n_sms, places // profile.n_sms
         launch_us[index] = begin, clock
         played.append(work.spans)

@@ -14,7 +14,7 @@ import pkv
 from pkv.accuracy import Yardstick
 from pkv.gpus import Costs, GpuProfile, load_gpu
 from pkv.stages import s3_workqueue, s4_adaptive, x_flashinfer
-from pkv.stages.s4_adaptive import CANDIDATES, OWN, paper_route
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, PREFERRED, cheapest, paper_route
 from pkv.stages.x_flashinfer import BackendError
 
 LLAMA = pkv.Shape(32, 8, 128, 16, "float16")
@@ -74,11 +74,24 @@ def test_the_cheapest_is_taken(lengths):
     explanation = pkv.explain(lengths, LLAMA, policy="cost", gpu="rtx3060")
     times = {entry.stage: entry.prediction.kernels_ms for entry in explanation.candidates}
     assert set(times) == set(CANDIDATES)
-    assert times[explanation.chosen] == min(times.values())
-    assert times[explanation.fallback] == min(times[name] for name in OWN)
+    for taken, among in ((explanation.chosen, CANDIDATES), (explanation.fallback, OWN)):
+        least = min(times[name] for name in among)
+        alike = [name for name in PREFERRED if name in among and times[name] <= 1.01 * least]
+        assert taken == alike[0], "of those within 1% of the least"
+    is_least = times[explanation.chosen] == min(times.values())
+    assert explanation.rule == f"its predicted time is {'' if is_least else 'within 1% of '}the least"
     made = pkv.plan(lengths, LLAMA, stage="adaptive", policy="cost", gpu="rtx3060")
     assert (made.stage, made.explanation) == (explanation.chosen, str(explanation))
     assert pkv.Plan.from_json(made.to_json()) == made
+
+
+def test_times_within_one_percent_are_alike():
+    assert set(PREFERRED) == set(CANDIDATES)
+    assert cheapest({"split_kv": 100.0, "length_buckets": 100.5, "workqueue": 100.9}) == "workqueue"
+    assert cheapest({"split_kv": 100.0, "length_buckets": 100.5, "workqueue": 101.1}) == "length_buckets"
+    assert cheapest({"flashinfer": 100.0, "row_local": 100.9, "workqueue": 102.0}) == "row_local"
+    assert cheapest({"flashinfer": 100.0, "row_local": 102.0, "workqueue": 102.0}) == "flashinfer"
+    assert cheapest(dict.fromkeys(CANDIDATES, 0.0)) == PREFERRED[0]
 
 
 def test_planning_is_charged_to_nobody():

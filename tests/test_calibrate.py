@@ -29,7 +29,7 @@ from pkv.profiles import cache_folder, write_own
 
 TRUTH = Costs(
     4300, 17, item_us=2.5, launch_us=1, step_us=4, flashinfer_program_gb_per_s=40, flashinfer_item_us=4,
-    merge_gb_per_s=40, sm_gb_per_s=100, write_back_mb=50,
+    merge_gb_per_s=40, sm_gb_per_s=100,
 )  # fmt: skip
 CARD = GpuProfile("card", 90, 132)
 FEW = (
@@ -90,7 +90,7 @@ def test_costs_that_are_known_come_back(found):
     for name, value in dataclasses.asdict(TRUTH).items():
         if value and not name.endswith("_us"):
             assert getattr(exact, name) == pytest.approx(value, rel=0.05), name
-            rel = 0.1 if name != "sm_gb_per_s" else 0.2  # which few plans depend on
+            rel = 0.2 if name in ("merge_gb_per_s", "sm_gb_per_s") else 0.1  # on which little of a time depends
             assert getattr(found.profile.costs, name) == pytest.approx(value, rel=rel), f"{name}, times 1% off"
     # two launches, their start-ups and a step are hard to tell apart where most plans have two launches
     for costs, rel in ((exact, 0.03), (found.profile.costs, 0.1)):
@@ -101,15 +101,14 @@ def test_costs_that_are_known_come_back(found):
 
 
 def test_what_one_sm_reads_shows_where_sms_are_few():
-    """Four splits of a row on 28 SMs: 32 programs, so four SMs have two, and are the last to end. No cache was cold."""
-    slow_sm = dataclasses.replace(TRUTH, sm_gb_per_s=20.0, write_back_mb=None)
+    """Four splits of a row on 28 SMs: 32 programs, so four SMs have two, and are the last to end."""
+    slow_sm = dataclasses.replace(TRUTH, sm_gb_per_s=20.0)
     few = GpuProfile("few", 90, 28)
     plans = [plan_as(f"{stage}:splits={n}", [length] * rows, FEW[0], few)
              for stage in ("row_local", "workqueue") for n in (2, 4, 5, 9) for length, rows in ((8192, 1), (65536, 2), (4000, 5))]  # fmt: skip # noqa: E501
     fitted = fit([(plan, predicted_us(plan, slow_sm)) for plan in plans])
     assert fitted.sm_gb_per_s == pytest.approx(20, rel=0.01)
     assert fitted.program_gb_per_s == pytest.approx(17, rel=0.01)
-    assert fitted.write_back_mb is None
 
 
 def test_loads_held_out_are_predicted_though_nothing_was_fitted_to_them(records, found):
@@ -353,7 +352,7 @@ def test_from_records_to_a_profile_that_is_used(cache, file, capsys, found):
         value = getattr(profile.costs, name)
         if value is not None:
             assert any(line.split()[:3] == [name, f"{value:g}", unit] for line in printed.splitlines()), name
-    assert "not seen in these times" not in printed
+    assert "tile 16: no other was timed" in printed
     for residual in found.residuals:
         assert any(
             line.startswith(f"{residual.load}, {residual.engine} ") and line.endswith(f"{residual.error:+.1%}  {residual.role.rjust(8)}")  # noqa: E501
@@ -376,6 +375,21 @@ def test_json_holds_all_of_it(cache, file, capsys, found):
     assert len(told["residuals"]) == len(found.residuals)
     assert told["costs"] == {k: v for k, v in dataclasses.asdict(found.profile.costs).items() if v is not None}
     assert {entry["route"] for entry in told["regret"]} >= {"policy cost", "policy paper"}
+
+
+def test_a_profile_says_the_command_as_it_was_typed_without_folders_of_this_machine(cache, file, monkeypatch, capsys):
+    def said(*words):
+        assert execute(*words, "--json") == 0
+        source = json.loads(capsys.readouterr().out)["costs_source"]
+        return source["command"], source["times"]
+
+    assert said("--from", file) == ("pkv calibrate --from times.jsonl", "times.jsonl")
+    monkeypatch.chdir(file.parent.parent)
+    near = Path(file.parent.name) / file.name
+    out = Path("of a card.json")
+    assert said("--from", near, "--name", "mine", "--out", out) == (
+        f"pkv calibrate --from {near} --out 'of a card.json' --name mine", str(near)
+    )  # fmt: skip
 
 
 def test_out_keeps_what_a_shipped_profile_says(cache, file, tmp_path, capsys, found):

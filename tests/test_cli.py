@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 import pkv
-from pkv import gpus
 from pkv.bench.regret import regrets
 from pkv.bench.traces import Request, make_trace, steps_of
 from pkv.cli import COMMANDS, main
 from pkv.commands import demo, lab, output
 from pkv.costs import predict
 from pkv.gpus import load_gpu
+from pkv.profiles import write_own
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTERS = [field.name for field in dataclasses.fields(pkv.Counters)]
@@ -287,14 +287,24 @@ def test_plan_prints_the_plan(capsys):
     assert capsys.readouterr().out == f"{made}\n  tail_idle {idle:.3g}, simulated on rtx3060\n"
 
 
+@pytest.fixture
+def unmeasured(tmp_path, monkeypatch) -> str:
+    """The name of a card without costs: a profile of the user's own, as all that ship have some."""
+    monkeypatch.setenv("PKV_CACHE", str(tmp_path / "cache"))
+    write_own("unmeasured", {"title": "NVIDIA H100", "arch": 90, "n_sms": 114})
+    return "unmeasured"
+
+
 @pytest.mark.parametrize("stage", list(pkv.STAGES))
-def test_plan_as_json(stage, capsys):
-    options = f"--lengths 5,0,100 --stage {stage} --gpu h200 --heads 4,2 --head-dim 64 --page-size 8 --dtype bfloat16"
+def test_plan_as_json(stage, capsys, unmeasured):
+    options = (
+        f"--lengths 5,0,100 --stage {stage} --gpu {unmeasured} --heads 4,2 --head-dim 64 --page-size 8 --dtype bfloat16"
+    )
     assert main(["plan", "--json", *options.split()]) == 0
     found = json.loads(capsys.readouterr().out)
-    made = pkv.plan([5, 0, 100], pkv.Shape(4, 2, 64, 8, "bfloat16"), stage, gpu="h200")
+    made = pkv.plan([5, 0, 100], pkv.Shape(4, 2, 64, 8, "bfloat16"), stage, gpu=unmeasured)
     assert set(found) == {"stage", "lengths", "items", "gpu", "plan", "tail_idle", *COUNTERS}
-    assert (found["gpu"], found["tail_idle"]) == ("h200", None), "nobody knows what things cost there"
+    assert (found["gpu"], found["tail_idle"]) == (unmeasured, None), "nobody knows what things cost there"
     assert (found["stage"], found["lengths"], found["items"]) == (made.stage, [5, 0, 100], made.n_items)
     assert [found[name] for name in COUNTERS] == [getattr(made.counters, name) for name in COUNTERS]
     assert pkv.Plan.from_json(json.dumps(found["plan"])) == made
@@ -384,22 +394,18 @@ def test_a_trace_as_a_table(command, capsys):
 
 
 @pytest.mark.parametrize("reason", ["no costs", "no kernel"])
-def test_what_no_clock_knows_is_null_in_json_and_a_dash_in_a_table(reason, capsys, monkeypatch):
-    words = "plan --trace zipf --steps 3 --gpu rtx3060"
-    if reason == "no costs":
-        monkeypatch.setattr(gpus, "load_gpu", lambda name: pkv.GpuProfile(name, 86, 28))
-    else:
-        words += " --stage reference"
+def test_what_no_clock_knows_is_null_in_json_and_a_dash_in_a_table(reason, capsys, unmeasured):
+    words = "plan --trace zipf --steps 3"
+    words += f" --gpu {unmeasured}" if reason == "no costs" else " --gpu rtx3060 --stage reference"
     assert main([*words.split(), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["tail_idle"] is None
     assert main(words.split()) == 0
     assert re.search(r"^tail_idle +-$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_gpu_without_costs_cannot_be_simulated(capsys, monkeypatch):
-    monkeypatch.setattr(gpus, "load_gpu", lambda name: pkv.GpuProfile(name, 90, 132))
-    error = error_of(capsys, "simulate", "--lengths", "5", "--gpu", "h200")
-    assert "'h200' has no costs" in error
+def test_a_gpu_without_costs_cannot_be_simulated(capsys, unmeasured):
+    error = error_of(capsys, "simulate", "--lengths", "5", "--gpu", unmeasured)
+    assert "'unmeasured' has no costs" in error
     assert error.endswith(": take --gpu rtx3060\n")
 
 
@@ -587,19 +593,18 @@ def test_explain_a_trace(capsys, tmp_path):
         assert times == [entry["simulated_ms"] for entry in found["stages"].values()], "by themselves, in any case"
 
 
-def test_explain_a_trace_without_costs_tells_the_choice_and_no_time(capsys, monkeypatch):
-    monkeypatch.setattr(gpus, "load_gpu", lambda name: pkv.GpuProfile(name, 90, 132))
-    words = "explain --trace bimodal --steps 4 --gpu h200"
+def test_explain_a_trace_without_costs_tells_the_choice_and_no_time(capsys, unmeasured):
+    words = f"explain --trace bimodal --steps 4 --gpu {unmeasured}"
     assert main(words.split()) == 0
     out = capsys.readouterr().out
     assert re.search(r"^always workqueue +- +- +- +-$", out, re.MULTILINE)
     assert out.endswith(
-        "policy paper takes workqueue 4 times\nno times: the costs of h200 are not known, or no step has tokens\n"
+        "policy paper takes workqueue 4 times\nno times: the costs of unmeasured are not known, or no step has tokens\n"
     )
     assert main([*words.split(), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["policies"]["paper"] == {"chosen": {"workqueue": 4}} | dict.fromkeys(found["stages"]["workqueue"])
-    assert "'h200' has no costs" in error_of(capsys, *words.split(), "--policy", "cost")
+    assert "'unmeasured' has no costs" in error_of(capsys, *words.split(), "--policy", "cost")
 
 
 def test_a_route_that_cannot_be_planned_is_one_line(capsys, monkeypatch):

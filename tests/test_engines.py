@@ -115,7 +115,8 @@ def test_adaptive_does_not_pass_its_fallback_off_as_its_choice():
 
 
 def test_cost_needs_a_card_with_costs():
-    assert "has no costs" in one("adaptive:policy=cost").why_not(batch_of([40], ODD, gpu="h200"))
+    batch = dataclasses.replace(batch_of([40], ODD), gpu=GpuProfile("unmeasured", 90, 132))
+    assert "'unmeasured' has no costs" in one("adaptive:policy=cost").why_not(batch)
 
 
 def test_a_plan_of_the_host_is_made_once_a_step_and_run_for_every_layer(monkeypatch):

@@ -264,8 +264,8 @@ def test_rows_without_tokens_cost_their_launches_only(stage):
 
 def test_what_cannot_be_simulated_says_why():
     plan = pkv.plan([5, 40], SHAPE, stage="split_kv", gpu=GPU)
-    with pytest.raises(ValueError, match=r"gpu = 'h200' has no costs.*pass gpu='rtx3060'"):
-        simulate(plan, "h200")
+    with pytest.raises(ValueError, match=r"gpu = 'unmeasured' has no costs.*pass gpu='rtx3060'"):
+        simulate(plan, GpuProfile("unmeasured", 90, 132))
     with pytest.raises(ValueError, match=r"'reference' has no kernel.*plan another stage"):
         simulate(pkv.plan([5, 40], SHAPE, stage="reference"), GPU)
     with pytest.raises(ValueError, match="gpu = 'rtx9999' is no shipped profile"):

@@ -108,7 +108,7 @@ def test_policy_of_every_position(rows, longest, raggedness, policy, made_up_cos
     times = {name: float(ms) for name, ms in re.findall(r"(\w+): ([\d.e-]+) ms \(", picture.alt)}
     assert len(times) >= 4
     if policy == "cost":
-        assert times[chosen] == min(times.values())
+        assert times[chosen] <= 1.011 * min(times.values()), "within 1%, of times with four digits"
 
 
 def test_lengths_by_raggedness():

@@ -2,7 +2,7 @@
 
 The fit makes the sum of squared log ratios of predicted over measured small; a ratio beyond FAR counts less than its
 square, so that a time which the model cannot explain does not bend all costs. Of a cost that no time depends on, it
-returns where it began. write_back_mb shows on some cards alone: it is kept only where it makes the sum clearly smaller.
+returns where it began.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,6 @@ from pkv.plans import Plan
 
 ALWAYS = ("memory_gb_per_s", "sm_gb_per_s", "program_gb_per_s", "merge_gb_per_s", "item_us", "launch_us", "step_us")
 OF_FLASHINFER = ("flashinfer_program_gb_per_s", "flashinfer_item_us")
-IF_IT_SHOWS = "write_back_mb"
-CLEARLY = 0.2  # what a cost must take off the sum of squares to be kept
 FAR = 0.1  # log ratio
 PRIOR = 0.003  # how strongly a cost is held where the fit began, against one time's log ratio
 Timed = Sequence[tuple[Plan, float]]  # a plan, and us on the GPU
@@ -39,31 +37,19 @@ def fit(timed: Timed) -> Costs:
     if any(not 0 < us < np.inf for _, us in timed):
         raise ValueError("a GPU time must be a finite number of us above 0: measure that load again")
     start = start_of(timed)
-    found, loss = fit_from({name: start[name] for name in names}, timed)
-    # from the start again: the best without it may be far from the best with it
-    tried, less = fit_from({name: start[name] for name in (*names, IF_IT_SHOWS)}, timed)
-    if less < (1 - CLEARLY) * loss:
-        found = tried
-    return costs_of({name: rounded(value) for name, value in found.items()})
+    begin = np.log([start[name] for name in names])
 
-
-def fit_from(start: dict[str, float], timed: Timed) -> tuple[dict[str, float], float]:
-    """(costs, sum of squares), of the costs that `start` names."""
-    begin = np.log([max(value, 1e-3) for value in start.values()])
-
-    def costs_at(point: Floats) -> dict[str, float]:
-        return dict(zip(start, np.exp(point).tolist(), strict=True))
-
-    def log_ratios(point: Floats) -> Floats:
-        costs = costs_of(costs_at(point))
-        return np.log([predicted_us(plan, costs) / us for plan, us in timed])
+    def costs_at(point: Floats) -> dict[str, Any]:
+        return dict(zip(names, np.exp(point).tolist(), strict=True))
 
     def residuals(point: Floats) -> Floats:
-        return np.concatenate([softened(log_ratios(point)), PRIOR * (point - begin)])
+        costs = Costs(**costs_at(point))
+        log_ratios = np.log([predicted_us(plan, costs) / us for plan, us in timed])
+        return np.concatenate([softened(log_ratios), PRIOR * (point - begin)])
 
-    best = least_squares(residuals, begin)
-    off = softened(log_ratios(best))
-    return costs_at(best), float(off @ off)
+    best = costs_at(least_squares(residuals, begin))
+    stored: dict[str, Any] = {name: rounded(value) for name, value in best.items()}
+    return Costs(**stored)
 
 
 def softened(ratios: Floats) -> Floats:
@@ -73,11 +59,6 @@ def softened(ratios: Floats) -> Floats:
     [0.01, -0.091, 0.425]
     """
     return np.sign(ratios) * FAR * np.sqrt(2 * (np.sqrt(1 + (ratios / FAR) ** 2) - 1))
-
-
-def costs_of(values: dict[str, Any]) -> Costs:
-    """The costs of these names, others as by default."""
-    return Costs(**values)
 
 
 def start_of(timed: Timed) -> dict[str, float]:
@@ -94,7 +75,6 @@ def start_of(timed: Timed) -> dict[str, float]:
         "step_us": 3.0,
         "flashinfer_program_gb_per_s": 2 * program,
         "flashinfer_item_us": 3.0,
-        "write_back_mb": 20.0,
         "sm_gb_per_s": 2 * memory / n_sms,
     }
 

@@ -6,6 +6,7 @@ how far its predictions are off. `--from FILE` takes the times from records, and
 
 import argparse
 import json
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,6 @@ MEANINGS = {
     "flashinfer_item_us": ("us", "of one of FlashInfer's"),
     "launch_us": ("us", "from one kernel to the next"),
     "step_us": ("us", "once a step"),
-    "write_back_mb": ("MB", "that the memory writes back from a cold cache, as it reads the first"),
 }
 MEASURED_HERE = "measured by pkv calibrate"
 
@@ -74,8 +74,8 @@ def execute(args: argparse.Namespace) -> int:
     forget_profiles()
     if args.json:
         residuals = [asdict(residual) | {"error": residual.error} for residual in found.residuals]
-        told = [dict(zip(("route", "trace", "mean", "worst"), entry, strict=True)) for entry in regrets]
-        print_json({"file": str(file)} | fields | {"residuals": residuals, "regret": told})
+        judged = [dict(zip(("route", "trace", "mean", "worst"), entry, strict=True)) for entry in regrets]
+        print_json({"file": str(file)} | fields | {"residuals": residuals, "regret": judged})
         return 0
     say(as_text(found, regrets))
     say(f"\nwritten to {file}\n{how_to_use(found.profile, args.out)}")
@@ -142,8 +142,9 @@ def fields_of(found: Calibration, run: Run, args: argparse.Namespace) -> dict[st
     """What the profile's file says of the card, its costs, and where they come from."""
     profile = found.profile
     assert profile.costs is not None
-    words = ["pkv calibrate", "--quick" if args.quick else ""]
-    words += [f"--{name} {file.name}" for name, file in (("from", args.source), ("out", args.out)) if file]
+    words = ["pkv", "calibrate", *(["--quick"] if args.quick else [])]
+    given = {"--from": args.source and told(args.source), "--out": args.out and told(args.out), "--name": args.name}
+    words += [word for option, value in given.items() if value for word in (option, value)]
     return {
         "title": run.gpu["title"],
         "arch": profile.arch,
@@ -151,16 +152,21 @@ def fields_of(found: Calibration, run: Run, args: argparse.Namespace) -> dict[st
         "tile": profile.tile,
         "costs": {name: value for name, value in asdict(profile.costs).items() if value is not None},
         "costs_source": {
-            "times": args.source.name if args.source else MEASURED_HERE,
+            "times": told(args.source) if args.source else MEASURED_HERE,
             "date": run.date,
             "commit": run.commit,
             "versions": run.versions,
             "fitted_loads": found.loads("fit"),
             "errors": found.errors(),
             "tile_times": {str(tile): round(ratio, 4) for tile, ratio in found.tile_times.items()},
-            "command": " ".join(filter(None, words)),
+            "command": shlex.join(words),
         },
     }
+
+
+def told(file: Path) -> str:
+    """The path as it was given; of an absolute one its name alone, for the folders are this machine's."""
+    return file.name if file.is_absolute() else file.as_posix()
 
 
 def as_text(found: Calibration, regrets: list[tuple[str, str, float, float]]) -> str:
@@ -175,8 +181,6 @@ def as_text(found: Calibration, regrets: list[tuple[str, str, float, float]]) ->
     width = max(len(row[3]) for row in rows)
     parts = [f"{found.profile.name}: arch {found.profile.arch}, {found.profile.n_sms} SMs"]
     parts.append(table(["cost", "value", "unit", "what it is"], [[*row[:3], row[3].ljust(width)] for row in rows]))
-    if missing := [name for name in MEANINGS if costs[name] is None]:
-        parts.append(f"not seen in these times: {', '.join(missing)}")
     lines = [
         [
             f"{each.load}, {each.engine}",
@@ -196,10 +200,12 @@ def as_text(found: Calibration, regrets: list[tuple[str, str, float, float]]) ->
     why = "" if found.profile.tile != DEFAULT_TILE else ", as none gains more than the noise"
     parts.append(
         f"tile {found.profile.tile}{why} ({found.noise:.1%}); GPU time over tile {DEFAULT_TILE}'s, mean: {tiles}"
+        if len(found.tile_times) > 1
+        else f"tile {found.profile.tile}: no other was timed"
     )
     if regrets:
-        told = [[f"{route}, {trace}", f"{mean:.1%}", f"{worst:.1%}"] for route, trace, mean, worst in regrets]
-        parts.append("regret on loads held out, by measured times\n" + table(["route, trace", "mean", "worst"], told))
+        lines = [[f"{route}, {trace}", f"{mean:.1%}", f"{worst:.1%}"] for route, trace, mean, worst in regrets]
+        parts.append("regret on loads held out, by measured times\n" + table(["route, trace", "mean", "worst"], lines))
     return "\n\n".join(parts)
 
 

@@ -1,0 +1,111 @@
+"""The costs that ship with the H200's profiles, against the times that ship: pkv/data/results/paper-h200*.jsonl.
+
+They were fitted on some steps of the paper's first seed; the other four seeds only judge, here as in `pkv calibrate`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import pkv
+from pkv.bench.calibrate import calibrate, residuals_of, rows_of
+from pkv.bench.loads import PAPER_SEEDS
+from pkv.bench.records import Records, read_records
+from pkv.bench.regret import measured_regrets
+from pkv.gpus import GpuProfile, load_gpu
+from pkv.profiles import read_shipped
+
+ROOT = Path(pkv.__file__).parents[1]
+HELD_OUT = tuple(str(seed) for seed in PAPER_SEEDS[1:])
+GROUPS = {f"{trace} B{rows}" for trace in ("bimodal", "bucketed", "homogeneous", "uniform", "zipf") for rows in (1, 4, 8)}  # fmt: skip # noqa: E501
+
+
+def held_out(records: Records) -> Records:
+    timings = tuple(timing for timing in records.timings if timing.load.endswith(HELD_OUT))
+    return dataclasses.replace(records, timings=timings)
+
+
+def errors_of(records: Records, profile: GpuProfile) -> list[float]:
+    return [abs(residual.error) for residual in residuals_of(rows_of(records, profile), profile)]
+
+
+@pytest.fixture(scope="module", params=["h200", "h200-28sm"])
+def card(request) -> SimpleNamespace:
+    """A shipped profile, its file, and the records that it was fitted to and is judged by."""
+    fields = read_shipped(request.param)
+    records = read_records([ROOT / fields["costs_source"]["times"]])
+    return SimpleNamespace(
+        name=request.param,
+        profile=load_gpu(request.param),
+        fields=fields,
+        source=fields["costs_source"],
+        records=records,
+        judged=held_out(records),
+    )
+
+
+def test_seeds_that_were_not_fitted_are_predicted(card):
+    assert not [name for name in card.source["fitted_loads"] if name.endswith(HELD_OUT)]
+    errors = errors_of(card.judged, card.profile)
+    stated = card.source["errors"]["held out"]
+    assert len(errors) == stated["rows"] == 4 * 15 * 5, "four seeds, 15 traces, FlashInfer and four stages of pkv"
+    assert np.median(errors) == pytest.approx(stated["median"], abs=1e-4)
+    assert max(errors) == pytest.approx(stated["worst"], abs=1e-4)
+    assert np.median(errors) <= 0.03
+    assert max(errors) <= 0.15
+
+
+def test_costs_of_another_card_predict_far_worse(card):
+    other = load_gpu("h200-28sm" if card.name == "h200" else "h200")
+    strange = dataclasses.replace(card.profile, costs=other.costs)
+    assert np.median(errors_of(card.judged, strange)) > 0.1
+
+
+def test_measured_regret_of_both_policies(card):
+    """Kernels alone, on the held-out seeds; printed: mean and worst of each of the paper's traces."""
+    found = {
+        (route, group): (mean, worst)
+        for route, group, mean, worst in measured_regrets(
+            card.judged, card.profile, {timing.load for timing in card.judged.timings}
+        )
+    }
+    means: dict[str, list[float]] = {}
+    for route, group in sorted(found):
+        mean, worst = found[route, group]
+        means.setdefault(route, []).append(mean)
+        if route.startswith("policy"):
+            print(f"{card.name}: {route}, {group}: {mean:.1%}, {worst:.1%}")
+    assert {group for _, group in found} == GROUPS
+    average = {route: float(np.mean(all_of_them)) for route, all_of_them in means.items()}
+    print(card.name, {route: f"{mean:.2%}" for route, mean in sorted(average.items(), key=lambda entry: entry[1])})
+    assert max(means["policy cost"]) <= 0.03
+    assert average["policy cost"] <= 0.01
+    assert average["policy cost"] <= min(mean for route, mean in average.items() if route != "policy cost") + 0.003
+    assert average["policy paper"] > 0.1, "its gates, of another card, send few or short rows to FlashInfer"
+
+
+def test_the_profile_says_where_its_costs_come_from(card):
+    file = f"pkv/data/gpus/{card.name}.json"
+    assert card.source["command"] == f"pkv calibrate --from {card.source['times']} --out {file}"
+    assert json.loads((ROOT / file).read_text()) == card.fields
+    assert re.fullmatch(r"[0-9a-f]{40}", card.source["commit"])
+    (run,) = {(run.date, run.commit) for run in card.records.runs.values()}
+    assert run == (card.source["date"], card.source["commit"])
+
+
+@pytest.mark.slow
+def test_fitting_again_gives_the_stored_costs(card):
+    found = calibrate(card.records, dataclasses.replace(card.profile, costs=None))
+    costs = {name: value for name, value in dataclasses.asdict(found.profile.costs).items() if value is not None}
+    assert costs == pytest.approx(card.fields["costs"], rel=0.01, abs=0.01)
+    assert found.profile.tile == card.profile.tile
+    for role, errors in found.errors().items():
+        assert errors == pytest.approx(card.source["errors"][role], abs=1e-3), role
+    assert found.loads("fit") == card.source["fitted_loads"]
