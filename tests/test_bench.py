@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pkv.bench.loads import SHAPE
 from pkv.bench.records import read_records
 from pkv.bench.sweep import loads_of
 from pkv.cli import main
-from pkv.commands import schedules
+from pkv.commands import CommandError, bench, schedules
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what it says where there is no GPU")
 
@@ -69,6 +70,14 @@ def test_a_stage_that_refuses_a_shape_says_so(capsys):
 
 
 @NO_GPU
+def test_an_engine_may_have_several_options(capsys):
+    """The example of --help."""
+    assert main(["bench", "--only", "equal(1", "--engines", "row_local, workqueue:splits=20,tile=32", "--json"]) == 0
+    assert bench.names_of("a:b=1,c=2,d, e:f=3") == ["a:b=1,c=2", "d", "e:f=3"]
+    assert bench.names_of(None) == engines.DEFAULT_ENGINES
+
+
+@NO_GPU
 @pytest.mark.parametrize("words", ["--record", "--record x.jsonl", "--resume x.jsonl"])
 def test_without_a_gpu_there_is_nothing_to_record(words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -86,6 +95,9 @@ def test_without_a_gpu_there_is_nothing_to_record(words, capsys, tmp_path, monke
         ("--only nothing", "no load of grid 'smoke' has 'nothing' in its name"),
         ("--grid huge", "invalid choice: 'huge'"),
         ("--rounds 0", "must be at least 1"),
+        ("--engines ''", "engine \"''\" does not exist"),
+        ("--resume x --rounds 3 --grid paper", "leave out --grid, --rounds"),
+        ("--resume x --record", "leave out --record"),
     ],
 )
 def test_bad_words_are_one_line(words, says, capsys):
@@ -125,6 +137,22 @@ def test_a_sweep_on_a_gpu(tmp_path, capsys):
     assert "nothing is left to measure" in capsys.readouterr().out
     assert main(["plot", str(file), "--table"]) == 0
     assert main(["compare", str(file), str(file)]) == 0
+
+
+@pytest.mark.parametrize("asked", ["there.jsonl", ".", "none/a.jsonl"])
+def test_a_new_file_is_new_and_in_a_folder(asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.jsonl").write_text("kept")
+    if asked == ".":
+        made = bench.new_file(Path(asked), "smoke", "a-card")
+        assert made.name.startswith("smoke-a-card-")
+        assert made.read_text() == ""
+    else:
+        with pytest.raises(CommandError, match=r"name another file|is no folder"):
+            bench.new_file(Path(asked), "smoke", "a-card")
+    with pytest.raises(CommandError, match="is a folder: name a file in it"):
+        bench.new_file(tmp_path, "smoke", "a-card")
+    assert (tmp_path / "there.jsonl").read_text() == "kept"
 
 
 @pytest.mark.gpu

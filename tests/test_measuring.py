@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from itertools import count, pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import pkv
 from pkv.accuracy import Accuracy
-from pkv.bench import measuring, sweep, timing
+from pkv.bench import checking, sweep, timing
 from pkv.bench.engine import Engine, Ready
+from pkv.bench.engines import find_engines
 from pkv.bench.loads import Load, Step, grid, load
 from pkv.bench.measuring import measure
 from pkv.bench.records import RecordError, Run, append, read_records
@@ -27,11 +30,12 @@ class FakeClock:
     def __init__(self):
         self.calls = []
         self.us = count(100)
+        self.is_queued = True
 
     def gpu_us(self, call, enqueue_us=0.0):
         self.calls.append(call)
         call()
-        return float(next(self.us)), 7.0
+        return float(next(self.us)), 7.0, self.is_queued
 
     def host_us(self, call):
         call()
@@ -93,6 +97,90 @@ def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_time():
     assert "after 4 rounds" in measured(engine("tired", run)).wrong["tired"]
 
 
+def test_an_engine_that_hands_back_an_old_result_has_no_time():
+    kept = []
+
+    def run(batch):
+        if not kept:
+            kept.append(reference(batch))
+        return kept[0]
+
+    one_step = Load("x", SHAPE, LOAD.steps[:1])
+    assert "out is off by nan" in measured(engine("lazy", run), load=one_step).wrong["lazy"]
+
+
+@pytest.mark.parametrize("what", ["q", "k_pages", "v_pages"])
+@pytest.mark.parametrize("place", [0, 1])
+def test_an_engine_that_writes_to_its_inputs_has_no_time_and_harms_no_other(what, place):
+    def run(batch):
+        result = reference(batch)
+        (batch.q if what == "q" else getattr(batch.cache, what)).mul_(0.5)
+        return result
+
+    engines = [engine("right", reference)]
+    engines.insert(place, engine("vandal", run))
+    found = measured(*engines)
+    assert [timing.engine for timing in found.timings] == ["right"]
+    assert "writes to q, or to the pages" in found.wrong["vandal"]
+
+
+@pytest.mark.parametrize("first_bad", range(1, 9))
+@pytest.mark.parametrize("error", [RuntimeError("late. More."), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_an_engine_that_raises_late_harms_no_other(first_bad, error):
+    calls = count()
+
+    def run(batch):
+        if next(calls) >= first_bad:
+            raise error
+        return reference(batch)
+
+    found = measured(engine("late", run), engine("right", reference))
+    timed = {timing.engine: timing for timing in found.timings}
+    assert len(timed["right"].gpu_us) == 2
+    if isinstance(error, torch.OutOfMemoryError):
+        assert "memory" in timed["late"].refused
+    else:
+        assert found.wrong["late"].startswith("raised RuntimeError: late")
+
+
+def test_an_engine_whose_result_changes_shape_or_that_cannot_say_why_not():
+    calls = count()
+
+    def run(batch):
+        out, lse = reference(batch)
+        return (out if next(calls) < 2 else out[:1]), lse
+
+    def why_not(batch):
+        raise KeyError("what")
+
+    found = measured(engine("shrinks", run), engine("mute", reference, why_not), engine("right", reference))
+    assert [timing.engine for timing in found.timings] == ["right"]
+    assert set(found.wrong) == {"shrinks", "mute"}
+
+
+def test_launches_that_were_not_queued_in_time_are_flagged():
+    clock = FakeClock()
+    clock.is_queued = False
+    (right,) = measured(engine("right", reference), clock=clock).timings
+    assert right.flags == ("launching outlasted the GPU's sleep 8 times, so gaps between kernels may be in gpu_us",)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_garbage_collection_is_as_it_was(is_enabled):
+    def run(batch):
+        raise KeyboardInterrupt
+
+    try:
+        gc.enable() if is_enabled else gc.disable()
+        measured(engine("right", reference))
+        assert gc.isenabled() == is_enabled
+        with pytest.raises(KeyboardInterrupt):
+            measured(engine("stops", run))
+        assert gc.isenabled() == is_enabled
+    finally:
+        gc.enable()
+
+
 def test_a_wrong_lse_is_wrong():
     def run(batch):
         out, lse = reference(batch)
@@ -136,7 +224,7 @@ def test_too_little_memory_is_a_refusal(monkeypatch):
     def no_batch(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(measuring, "poisoned_batch", no_batch)
+    monkeypatch.setattr(checking, "poisoned_batch", no_batch)
     (right,) = measured(engine("right", reference)).timings
     assert "no engine fits" in right.refused
 
@@ -194,7 +282,8 @@ def test_noise_covers_the_same_engine_timed_twice():
     assert timing.noise([100.0] * 20) == pytest.approx(0.005), "only the clock's resolution"
     drifting = [100.0, 110.0] * 10  # even rounds differ from odd ones
     assert timing.noise(drifting) > 10 / 105
-    assert timing.noise([0.0] * 4) == 0.0
+    assert timing.noise([0.0] * 4) is timing.noise([100.0] * 3) is None, "too little to tell"
+    assert measured(engine("right", reference), rounds=3).timings[0].noise is None
     rng = torch.Generator().manual_seed(0)
     misses = 0
     for _ in range(200):  # two medians of 20 normal times each: how often do they differ by more than their noise?
@@ -211,10 +300,13 @@ def test_noise_covers_the_same_engine_timed_twice():
 def fake_gpu(monkeypatch):
     """sweep() as on a GPU called toy."""
     names = count()
+    here = SimpleNamespace(n_sms=28, triton="3.7")
 
     def run_of(grid_name, device, floor_us, settings):
-        gpu = {"title": "toy", "arch": 86, "n_sms": 28, "peak_gb_per_s": None}
-        return Run(f"run {next(names)}", grid_name, "2026-01-01T00:00:00Z", gpu, {}, None, False, floor_us, settings)
+        gpu = {"title": "toy", "arch": 86, "n_sms": here.n_sms, "peak_gb_per_s": None}
+        versions = {"triton": here.triton}
+        name = f"run {next(names)}"
+        return Run(name, grid_name, "2026-01-01T00:00:00Z", gpu, versions, None, False, floor_us, settings)
 
     class Watch(FakeClock):
         floor_us = 1.5
@@ -224,9 +316,7 @@ def fake_gpu(monkeypatch):
 
     monkeypatch.setattr(sweep, "Stopwatch", Watch)
     monkeypatch.setattr(sweep, "run_of", run_of)
-    card = type("Card", (), {"name": "toy", "multi_processor_count": 28})
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    return card
+    return here
 
 
 @pytest.fixture
@@ -267,7 +357,7 @@ def test_a_killed_sweep_is_taken_up_where_it_stopped(fake_gpu, toy_grid, tmp_pat
     assert file.read_text().startswith(whole), "what was there stays"
     records = read_records([file])
     assert [of_load.load for of_load in records.timings] == ["load 0", "load 1", "load 2"]
-    assert [of_load.run for of_load in records.timings] == ["run 0", "run 1", "run 1"]
+    assert [of_load.run for of_load in records.timings] == ["run 0", "run 2", "run 2"]
     assert not sweep.resume(file, lambda names: [right], CPU).loads
 
 
@@ -283,9 +373,57 @@ def test_a_load_that_lacks_an_engine_is_measured_again(fake_gpu, toy_grid, tmp_p
 def test_resume_refuses_another_card(fake_gpu, toy_grid, tmp_path):
     file, right = tmp_path / "records.jsonl", engine("right", reference)
     next(sweep.sweep(plan_of(toy_grid, file, right), CPU))
-    fake_gpu.multi_processor_count = 132
+    fake_gpu.n_sms = 132
     with pytest.raises(RecordError, match="28 SMs, and this is toy with 132"):
         sweep.resume(file, lambda names: [right], CPU)
+
+
+def test_resume_refuses_other_versions(fake_gpu, toy_grid, tmp_path):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    next(sweep.sweep(plan_of(toy_grid, file, right), CPU))
+    fake_gpu.triton = "3.8"
+    with pytest.raises(RecordError, match=r"other versions \(triton 3.7 -> 3.8\): start a new file"):
+        sweep.resume(file, lambda names: [right], CPU)
+
+
+def test_resume_refuses_engines_and_loads_that_are_gone(fake_gpu, toy_grid, tmp_path, monkeypatch):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    next(sweep.sweep(plan_of(toy_grid, file, right), CPU))
+    with pytest.raises(RecordError, match="cannot go on with this version of pkv: engine 'right' does not exist"):
+        sweep.resume(file, find_engines, CPU)
+    text = file.read_text()
+    file.write_text(text.replace('"engines"', '"motors"'))
+    with pytest.raises(RecordError, match="cannot go on with this version of pkv: 'engines'"):
+        sweep.resume(file, lambda names: [right], CPU)
+
+
+@pytest.mark.parametrize("content", [b"a letter without an end", b"\x89PNG\n\x1a\n\x00", b"line\nhalf", b""])
+def test_resume_leaves_what_it_refuses_as_it_was(fake_gpu, content, tmp_path):
+    file = tmp_path / "precious"
+    file.write_bytes(content)
+    with pytest.raises(RecordError):
+        sweep.resume(file, lambda names: [], CPU)
+    assert file.read_bytes() == content
+    for there_is_none in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RecordError, match="cannot read"):
+            sweep.resume(there_is_none, lambda names: [], CPU)
+
+
+def test_a_whole_last_line_that_lacks_its_end_is_kept(fake_gpu, toy_grid, tmp_path):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    next(sweep.sweep(plan_of(toy_grid, file, right), CPU))
+    text = file.read_text()
+    file.write_text(text.rstrip("\n"))
+    list(sweep.sweep(sweep.resume(file, lambda names: [right], CPU), CPU))
+    assert file.read_text().startswith(text)
+
+
+def test_a_finished_file_is_not_added_to(fake_gpu, toy_grid, tmp_path):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    list(sweep.sweep(plan_of(toy_grid, file, right), CPU))
+    text = file.read_text()
+    list(sweep.sweep(sweep.resume(file, lambda names: [right], CPU), CPU))
+    assert file.read_text() == text
 
 
 def test_resume_refuses_a_file_without_a_run(tmp_path):

@@ -35,8 +35,7 @@ def why_not_vllm(batch: Batch) -> str | None:
     """Why vLLM cannot do the batch here, or None."""
     shape, found = batch.shape, vllm()
     reason = why_not_launchable(batch.q.device) or (found if isinstance(found, str) else None) or not_half(batch)
-    if reason is None and not batch.lengths:
-        return "the batch has no row"
+    reason = reason or has_empty_rows(batch)
     if reason is None and shape.page_size % VLLM_PAGES:
         return f"vLLM's pages hold a multiple of {VLLM_PAGES} tokens, not {shape.page_size}"
     if reason is None and shape.head_dim < 32:
@@ -45,7 +44,7 @@ def why_not_vllm(batch: Batch) -> str | None:
 
 
 def prepare_vllm(batch: Batch) -> Ready:
-    """Rows without tokens: the kernel leaves them as they are, and they are 0 from the beginning."""
+    """Its kernel for few rows and for many, as vLLM chooses."""
     unified_attention, cache, shape = vllm(), batch.cache, batch.shape
     n_rows, n_q_heads, head_dim = batch.q.shape
     device, scale = batch.q.device, 1 / math.sqrt(head_dim)
@@ -56,7 +55,7 @@ def prepare_vllm(batch: Batch) -> Ready:
     largest, sums = (torch.empty(room, dtype=torch.float32, device=device) for _ in range(2))
     table = torch.nn.functional.pad(cache.block_table, (0, VLLM_SPARE_PAGES))
     queries = torch.arange(n_rows + 1, dtype=torch.int32, device=device)
-    lengths, out = staging(n_rows, device), torch.zeros_like(batch.q)
+    lengths, out = staging(n_rows, device), torch.empty_like(batch.q)
 
     def plan() -> torch.Tensor:
         return lengths.send(batch.lengths)

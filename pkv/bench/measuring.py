@@ -2,12 +2,13 @@
 
     batch -> every engine: can it? -> prepare, plan, run once -> right? -> rounds: plan, GPU and wall of each in turn
 
-All engines have the same process, the same q and the same cache, of which slots without a token hold large values.
+All engines have the same process, the same q and the same cache, of which slots without a token hold large values. What
+one engine raises, now or while it is timed, is its own affair.
 """
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,22 +17,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from pkv.accuracy import Accuracy, Yardstick
-from pkv.bench.batches import poisoned_batch
-from pkv.bench.engine import Batch, Engine, Ready
+from pkv.bench.checking import Judge, Verdicts, first_sentence
+from pkv.bench.engine import Engine, Ready
 from pkv.bench.loads import Load, Step
 from pkv.bench.records import Timing
 from pkv.bench.timing import noise, spread
-from pkv.gpus import gpu_of
 
 ROUNDS = 20  # of GPU times; of host times half as many
-UNUSED = 1000.0  # in slots without a token: large enough to show in a result, and a score of it no infinity
 
 
 class Clock(Protocol):
     """What measuring needs of a Stopwatch."""
 
-    def gpu_us(self, call: Callable[[], Any], enqueue_us: float = 0.0) -> tuple[float, float]: ...
+    def gpu_us(self, call: Callable[[], Any], enqueue_us: float = 0.0) -> tuple[float, float, bool]: ...
 
     def host_us(self, call: Callable[[], Any]) -> float: ...
 
@@ -47,6 +45,7 @@ class Times:
     plan_us: list[float] = field(default_factory=list)
     gpu_us: list[float] = field(default_factory=list)
     enqueue_us: list[float] = field(default_factory=list)
+    n_late: int = 0  # rounds in which launching outlasted the GPU's sleep, so that gaps may be in gpu_us
     wall_us: list[float] = field(default_factory=list)
 
 
@@ -71,114 +70,79 @@ def measure(
 
     run: the id that timings carry. peak_gb_per_s: the card's; an engine that seems to read faster is flagged.
     """
-    by_step: list[dict[str, Times]] = []
-    refused: dict[str, str] = {}
-    wrong: dict[str, str] = {}
+    said = Verdicts()
+    by_step = []
     for step in load.steps:
-        left = [engine for engine in engines if engine.name not in refused | wrong]
-        times, refused_here, wrong_here = measure_step(load, step, left, device, clock, rounds)
-        by_step.append(times)
-        refused |= refused_here
-        wrong |= wrong_here
+        left = [engine for engine in engines if engine.name not in said]
+        by_step.append(measure_step(load, step, left, device, clock, rounds, said))
     timings = []
     for engine in engines:
-        if engine.name in refused:
-            timings.append(Timing(run, load.name, engine.name, engine.family, refused=refused[engine.name]))
-        elif engine.name not in wrong:
+        if engine.name in said.refused:
+            timings.append(Timing(run, load.name, engine.name, engine.family, refused=said.refused[engine.name]))
+        elif engine.name not in said.wrong:
             of_steps = [times[engine.name] for times in by_step]
             timings.append(timing_of(engine, load, of_steps, run, peak_gb_per_s))
-    return Measured(tuple(timings), wrong)
+    return Measured(tuple(timings), said.wrong)
 
 
 def measure_step(
-    load: Load, step: Step, engines: Sequence[Engine], device: torch.device, clock: Clock, rounds: int
-) -> tuple[dict[str, Times], dict[str, str], dict[str, str]]:
-    """(times, refusals, faults) by engine, of one step."""
+    load: Load, step: Step, engines: Sequence[Engine], device: torch.device, clock: Clock, rounds: int, said: Verdicts
+) -> dict[str, Times]:
+    """The times of one step by engine; `said` learns why others have none."""
     try:
-        q, cache = poisoned_batch(list(step.lengths), load.shape, load.seed, device, unused=UNUSED)
-        yardstick = Yardstick(q, cache)
+        judge = Judge(load, step, device)
     except torch.OutOfMemoryError as error:
-        return {}, dict.fromkeys([engine.name for engine in engines], f"no engine fits: {first_sentence(error)}"), {}
-    batch = Batch(q, cache, list(step.lengths), load.shape, gpu_of(device))
-    ready: dict[str, Ready] = {}  # they hold much memory, so they end with the step
-    times: dict[str, Times] = {}
-    refused: dict[str, str] = {}
-    wrong: dict[str, str] = {}
+        said.refused |= dict.fromkeys([engine.name for engine in engines], f"no engine fits: {first_sentence(error)}")
+        return {}
+    running: dict[str, tuple[Ready, Times]] = {}  # they hold much memory, so they end with the step
     for engine in engines:
-        reason = engine.why_not(batch)
-        if reason is not None:
-            refused[engine.name] = reason
-            continue
-        try:
-            ready[engine.name], times[engine.name] = first_run(engine, batch, yardstick)
-        except torch.OutOfMemoryError as error:
-            refused[engine.name] = f"needs more memory than the GPU has left: {first_sentence(error)}"
-        except WrongResult as error:
-            wrong[engine.name] = str(error)
-        except Exception as error:  # whatever a peer raises, the others still run
-            wrong[engine.name] = f"raised {type(error).__name__}: {first_sentence(error)}"
+        with said.of(engine.name):
+            reason = engine.why_not(judge.batch)
+            if reason is None:
+                running[engine.name] = first_run(engine, judge)
+            else:
+                said.refused[engine.name] = reason
     with without_garbage_collection():
-        take_turns([(made, times[name]) for name, made in ready.items() if name in times], clock, rounds)
-    for name in times:  # over whatever so many calls left behind
-        fault = fault_of(ready[name], ready[name].run(ready[name].plan()), yardstick)[1]
-        if fault:
-            wrong[name] = f"{fault}, after {rounds} rounds"
-    return times, refused, wrong
+        take_turns(running, clock, rounds, said)
+    for name, (ready, _) in running.items():  # over whatever so many calls left behind
+        if name not in said:
+            with said.of(name):
+                judge.check(ready, ready.run(ready.plan()))
+        if name in said.wrong:
+            said.wrong[name] += f", after {rounds} rounds"
+    return {name: times for name, (_, times) in running.items() if name not in said}
 
 
-def first_sentence(error: Exception) -> str:
-    """What an error says, in one short line."""
-    return " ".join(str(error).split()).partition(". ")[0][:300]
-
-
-class WrongResult(Exception):
-    """An engine whose result is not attention, to within its rounding."""
-
-
-def first_run(engine: Engine, batch: Batch, yardstick: Yardstick) -> tuple[Ready, Times]:
-    """Prepare, plan and run once, untimed; WrongResult says by how much a result is off."""
-    before = allocated_bytes(batch.q.device, begin=True)
-    ready = engine.prepare(batch)
+def first_run(engine: Engine, judge: Judge) -> tuple[Ready, Times]:
+    """Prepare, plan and run once, untimed, and check."""
+    device = judge.batch.q.device
+    before = allocated_bytes(device, begin=True)
+    ready = engine.prepare(judge.batch)
     result = ready.run(ready.plan())
-    used = allocated_bytes(batch.q.device) - before - sum(x.nbytes for x in result if x is not None)
-    accuracy, fault = fault_of(ready, result, yardstick)
-    if fault:
-        raise WrongResult(fault)
+    used = allocated_bytes(device) - before - sum(tensor.nbytes for tensor in result if tensor is not None)
+    accuracy = judge.check(ready, result)
     return ready, Times(accuracy.max_err, accuracy.tolerance, max(0, used), dict(ready.settings))
 
 
-def fault_of(
-    ready: Ready, result: tuple[torch.Tensor, torch.Tensor | None], yardstick: Yardstick
-) -> tuple[Accuracy, str | None]:
-    """How far a result is off, and in words where that is too far."""
-    out, lse = result
-    if ready.check is not None:
-        accuracy = ready.check(result)
-    else:
-        known = yardstick.lse if lse is None else lse  # an engine without lse is judged by out alone
-        accuracy = yardstick.measure(out, known, ready.rounds_weights)
-    if accuracy.ok:
-        return accuracy, None
-    off = f"out is off by {accuracy.max_err:.2e} from fp64, {accuracy.tolerance:.2e} allowed"
-    if not accuracy.max_err_lse <= accuracy.tolerance_lse:
-        off += f"; lse by {accuracy.max_err_lse:.2e}, {accuracy.tolerance_lse:.2e} allowed"
-    return accuracy, off
-
-
-def take_turns(engines: Sequence[tuple[Ready, Times]], clock: Clock, rounds: int) -> None:
+def take_turns(running: Mapping[str, tuple[Ready, Times]], clock: Clock, rounds: int, said: Verdicts) -> None:
     """Time each engine once a round, in an order that rotates; host times in every second round."""
-    planned = [ready.plan() for ready, _ in engines]
+    names, planned = list(running), dict[str, Any]()
     for turn in range(rounds):
-        for place in range(len(engines)):
-            which = (place + turn) % len(engines)
-            (ready, times), plan = engines[which], planned[which]
-            known_us = float(np.median(times.enqueue_us)) if times.enqueue_us else 0.0
-            gpu_us, enqueue_us = clock.gpu_us(partial(ready.run, plan), known_us)
-            times.gpu_us.append(gpu_us)
-            times.enqueue_us.append(enqueue_us)
-            if turn % 2 == 0:
-                times.plan_us.append(clock.host_us(ready.plan))
-                times.wall_us.append(clock.host_us(partial(plan_and_run, ready)))
+        for name in names[turn % len(names) :] + names[: turn % len(names)] if names else ():
+            if name in said:
+                continue
+            ready, times = running[name]
+            with said.of(name):
+                if name not in planned:
+                    planned[name] = ready.plan()
+                known_us = float(np.median(times.enqueue_us)) if times.enqueue_us else 0.0
+                gpu_us, enqueue_us, is_queued = clock.gpu_us(partial(ready.run, planned[name]), known_us)
+                times.gpu_us.append(gpu_us)
+                times.enqueue_us.append(enqueue_us)
+                times.n_late += not is_queued
+                if turn % 2 == 0:
+                    times.plan_us.append(clock.host_us(ready.plan))
+                    times.wall_us.append(clock.host_us(partial(plan_and_run, ready)))
 
 
 def plan_and_run(ready: Ready) -> None:
@@ -191,11 +155,8 @@ def timing_of(engine: Engine, load: Load, times: Sequence[Times], run: str, peak
     gpu = [spread(of_step.gpu_us) for of_step in times]
     weights = [step.weight for step in load.steps]
     mean_us = float(np.average([of_step.median for of_step in gpu], weights=weights))
-    noise_us = [of_step.median * noise(taken.gpu_us) for of_step, taken in zip(gpu, times, strict=True)]
-    flags = []
-    gb_per_s = load.kv_bytes / mean_us / 1000 if mean_us else math.inf
-    if peak_gb_per_s is not None and gb_per_s > peak_gb_per_s:
-        flags.append(f"reads {gb_per_s:.0f} GB/s, above the card's {peak_gb_per_s:.0f}: some of it came from a cache")
+    of_steps = [noise(taken.gpu_us) for taken in times]
+    noise_us = [of_step.median * part for of_step, part in zip(gpu, of_steps, strict=True) if part is not None]
     return Timing(
         run=run,
         load=load.name,
@@ -207,13 +168,26 @@ def timing_of(engine: Engine, load: Load, times: Sequence[Times], run: str, peak
         gpu_us_p95=rounded(of_step.p95 for of_step in gpu),
         enqueue_us=medians(of_step.enqueue_us for of_step in times),
         wall_us=medians(of_step.wall_us for of_step in times),
-        noise=round(float(np.average(noise_us, weights=weights)) / mean_us, 4) if mean_us else 0.0,
+        noise=round(float(np.average(noise_us, weights=weights)) / mean_us, 4) if None not in of_steps else None,
         max_err=max(of_step.max_err for of_step in times),
         tolerance=max(of_step.tolerance for of_step in times),
         workspace_bytes=max(of_step.workspace_bytes for of_step in times),
-        flags=tuple(flags),
+        flags=flags_of(load, mean_us, sum(taken.n_late for taken in times), peak_gb_per_s),
         settings=times[-1].settings,
     )
+
+
+def flags_of(load: Load, gpu_us: float, n_late: int, peak_gb_per_s: float | None) -> tuple[str, ...]:
+    """What makes a time doubtful."""
+    flags = []
+    gb_per_s = load.kv_bytes / gpu_us / 1000 if gpu_us else math.inf
+    if peak_gb_per_s is not None and load.kv_bytes and gb_per_s > peak_gb_per_s:
+        flags.append(
+            f"{gb_per_s:.0f} GB/s is above the card's {peak_gb_per_s:.0f}: not all bytes were read from memory"
+        )
+    if n_late:
+        flags.append(f"launching outlasted the GPU's sleep {n_late} times, so gaps between kernels may be in gpu_us")
+    return tuple(flags)
 
 
 def medians(times: Iterable[Sequence[float]]) -> tuple[float, ...]:
@@ -239,9 +213,11 @@ def allocated_bytes(device: torch.device, begin: bool = False) -> int:
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
     """Python collects before, not while, times are taken."""
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()

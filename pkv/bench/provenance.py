@@ -1,8 +1,10 @@
 """Where and with what something is measured: GPU, clocks, versions, commit. What cannot be read is None."""
 
 import importlib.metadata
+import math
 import os
 import platform
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +14,7 @@ from uuid import uuid4
 import torch
 
 from pkv._triton import triton
-from pkv.bench.records import Run
+from pkv.bench.records import RecordError, Run
 
 PACKAGES = {"flashinfer": "flashinfer-python", "vllm": "vllm", "sglang": "sglang", "numpy": "numpy"}
 COMMIT = "PKV_COMMIT"  # environment variable: the commit of a copy that has no .git
@@ -105,11 +107,14 @@ def version_of(module: str, package: str) -> str | None:
 
 def commit_of(folder: Path) -> tuple[str | None, bool]:
     """(the commit of a clone, whether files of pkv differ from it); COMMIT tells where there is no .git."""
-    told = os.environ.get(COMMIT)
+    told = os.environ.get(COMMIT, "")
+    if told and not re.fullmatch("[0-9a-f]{7,64}", told):
+        raise RecordError(f"{COMMIT} = {told!r} is no commit: set it to a hash, such as `git rev-parse HEAD` prints")
     if told:
         return told, False
+    folder = folder.resolve()
     top = answer_of("git", "-C", str(folder), "rev-parse", "--show-toplevel").strip()
-    if not top or Path(top) != folder:
+    if not top or Path(top).resolve() != folder:
         return None, False
     commit = answer_of("git", "-C", str(folder), "rev-parse", "HEAD").strip()
     changes = answer_of("git", "-C", str(folder), "status", "--porcelain", "--", "pkv").strip()
@@ -136,6 +141,7 @@ def answer_of(*command: str) -> str:
 def number(text: str) -> float | str | None:
     """What nvidia-smi says of one thing: a number, a version, or that it cannot tell."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None if text.startswith("[") else text
+    return value if math.isfinite(value) else None

@@ -3,6 +3,7 @@
 A sweep that is killed keeps what it has; resume() finds which loads its file lacks, and sweep() goes on with those.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pkv.bench.engine import Engine
 from pkv.bench.loads import Load, grid
 from pkv.bench.measuring import ROUNDS, Measured, measure
 from pkv.bench.provenance import run_of
-from pkv.bench.records import RecordError, Records, Run, append, cut_off_part_of_a_line, read_records
+from pkv.bench.records import RecordError, Records, Run, append, read_records
 from pkv.bench.timing import FLUSH_BYTES, Stopwatch
 
 
@@ -56,28 +57,35 @@ def sweep(
     """Measure load by load. on_load is told of each before it begins. A load that does not fit in memory says so."""
     watch = Stopwatch(device)
     run = run_of(plan.grid, device, watch.floor_us, plan.settings())
-    if plan.file is not None:
-        append(plan.file, [run], run.run)
+    head = [run]
     for load in plan.loads:
         on_load(load.name)
         measured = measure(load, plan.engines, device, run.run, watch, plan.rounds, run.gpu["peak_gb_per_s"])
         if plan.file is not None and measured.timings:
-            append(plan.file, [load, *measured.timings], run.run)
+            append(plan.file, [*head, load, *measured.timings], run.run)
+            head = []
         yield run, load, measured
         torch.cuda.empty_cache()  # pages of the next load have other sizes
 
 
 def resume(file: Path, find_engines: Callable[[Sequence[str]], list[Engine]], device: torch.device) -> Sweep:
-    """What is left of the sweep that wrote `file`; RecordError where that cannot go on here."""
-    cut_off_part_of_a_line(file)
+    """What is left of the sweep that wrote `file`; RecordError, with the file as it was, where it cannot go on here.
+
+    What it still measures stands beside what the file has, so card, versions and commit must be the same.
+    """
     records = read_records([file])
     if not records.runs:
-        raise RecordError(f"{file} holds no run to go on with: start one with `pkv bench --record {file}`")
+        raise RecordError(f"{file} holds no run to go on with: start one with `pkv bench --record FILE`")
     first = next(iter(records.runs.values()))
-    check_same_card(file, first, device)
-    names, only = first.settings["engines"], first.settings["only"]
-    loads = tuple(load for load in loads_of(first.grid, only) if not is_finished(load, names, records))
-    return Sweep(first.grid, loads, tuple(find_engines(names)), first.settings["rounds"], file, only)
+    check_same(file, first, run_of(first.grid, device, 0.0, {}))
+    try:
+        names, only, rounds = (first.settings[name] for name in ("engines", "only", "rounds"))
+        engines = tuple(find_engines(names))
+        loads = tuple(load for load in loads_of(first.grid, only) if not is_finished(load, names, records))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"{file} cannot go on with this version of pkv: {error}") from None
+    end_last_line(file)
+    return Sweep(first.grid, loads, engines, rounds, file, only)
 
 
 def is_finished(load: Load, engines: Sequence[str], records: Records) -> bool:
@@ -86,12 +94,30 @@ def is_finished(load: Load, engines: Sequence[str], records: Records) -> bool:
     return all((load.name, engine) in latest for engine in engines)
 
 
-def check_same_card(file: Path, run: Run, device: torch.device) -> None:
-    """RecordError unless the run was taken on a card like `device`."""
-    card = torch.cuda.get_device_properties(device)
-    here, there = (card.name, card.multi_processor_count), (run.gpu["title"], run.gpu["n_sms"])
-    if here != there:
-        raise RecordError(
-            f"{file} was measured on {there[0]} with {there[1]} SMs, and this is {here[0]} with {here[1]}: "
-            "start a file of its own for this card"
-        )
+def check_same(file: Path, there: Run, here: Run) -> None:
+    """RecordError unless both runs are of the same card, versions and commit."""
+    cards = [f"{run.gpu['title']} with {run.gpu['n_sms']} SMs" for run in (there, here)]
+    if cards[0] != cards[1]:
+        raise RecordError(f"{file} was measured on {cards[0]}, and this is {cards[1]}: start a file of its own for it")
+    facts = [run.versions | {"commit of pkv": run.commit, "changed since": str(run.changed)} for run in (there, here)]
+    changed = [
+        f"{name} {facts[0].get(name)} -> {facts[1].get(name)}"
+        for name in facts[1]
+        if facts[0].get(name) != facts[1][name]
+    ]
+    if changed:
+        raise RecordError(f"{file} was measured with other versions ({', '.join(changed)}): start a new file")
+
+
+def end_last_line(file: Path) -> None:
+    """Where a sweep was killed while it wrote: what is next begins on a line of its own, and half a line goes."""
+    with file.open("rb+") as stream:
+        text = stream.read()
+        end = text.rfind(b"\n") + 1
+        if end == len(text):
+            return
+        try:
+            json.loads(text[end:])
+            stream.write(b"\n")
+        except ValueError:
+            stream.truncate(end)

@@ -25,6 +25,7 @@ FLUSH_BYTES = 256 * 2**20  # more than any card's L2
 LEAST_SLEEP_US = 100.0
 RESOLUTION_US = 0.5  # of CUDA's events, says the manual of its runtime
 SURE = 3.0  # standard errors
+FEWEST = 4  # times, to tell how far they scatter
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,11 @@ class Stopwatch:
         self.idle_us = statistics.median(self.host_us(_nothing) for _ in range(50))
         self.floor_us = statistics.median(self.gpu_us(_nothing)[0] for _ in range(50))  # what events say of nothing
 
-    def gpu_us(self, call: Callable[[], Any], enqueue_us: float = 0.0) -> tuple[float, float]:
-        """(what the GPU takes for the kernels that `call` launches, what the host takes to launch them), cold L2.
+    def gpu_us(self, call: Callable[[], Any], enqueue_us: float = 0.0) -> tuple[float, float, bool]:
+        """(what the GPU takes for the kernels that `call` launches, what the host takes to launch them, is it sure?)
 
-        enqueue_us: how long the host is known to take. If it took longer than the GPU slept, it is taken once more.
+        From a cold L2. enqueue_us: how long the host is known to take. If it took longer than the GPU slept, the time
+        is taken once more; if again, as where `call` itself waits for the GPU, the host's gaps may be in it.
         """
         for _ in range(2):
             slept_us = LEAST_SLEEP_US + 2 * enqueue_us
@@ -65,7 +67,7 @@ class Stopwatch:
             torch.cuda.synchronize(self.device)
             if enqueue_us < slept_us:
                 break
-        return gpu_us(), enqueue_us
+        return gpu_us(), enqueue_us, enqueue_us < slept_us
 
     def host_us(self, call: Callable[[], Any]) -> float:
         """From an idle GPU, cold L2, until all is done that `call` does and queues; waiting for nothing is free."""
@@ -113,8 +115,8 @@ def spread(times: Sequence[float]) -> Spread:
     return Spread(float(median), float(p5), float(p95))
 
 
-def noise(times: Sequence[float]) -> float:
-    """How far the median of the same engine, timed again, may be from this one: a part of it.
+def noise(times: Sequence[float]) -> float | None:
+    """How far the median of the same engine, timed again, may be from this one: a part of it. None: too few to tell.
 
     Times of one engine, in the order taken. Two estimates, and the larger counts: the difference between the medians of
     the odd and of the even rounds, which is the same engine timed twice; and SURE standard errors of a difference of
@@ -125,9 +127,9 @@ def noise(times: Sequence[float]) -> float:
     """
     values = np.asarray(times, dtype=np.float64)
     median = float(np.median(values))
-    if not median:
-        return 0.0
-    twice = abs(float(np.median(values[::2]) - np.median(values[1::2]))) if len(values) > 1 else 0.0
+    if len(values) < FEWEST or not median:
+        return None
+    twice = abs(float(np.median(values[::2]) - np.median(values[1::2])))
     low, high = np.percentile(values, (25, 75))
     # of normal times: deviation = quartiles' distance / 1.349, standard error of a median = 1.253 deviation / sqrt(n)
     error = 1.253 * float(high - low) / 1.349 / len(values) ** 0.5

@@ -5,7 +5,9 @@ checked and counted, and nothing is timed. Exit code 1 if an engine, or a schedu
 """
 
 import argparse
+import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from pkv.commands.tables import as_table
 from pkv.gpus import gpu_of
 
 HELP = "time every stage and its peers on a grid of loads, each checked against fp64 first"
+GRID = "smoke"
 EPILOG = """\
 grids:
   smoke    6 loads, under a minute once FlashInfer's kernels are built
@@ -36,22 +39,14 @@ engines (a stage may have options, as in workqueue:splits=20,tile=32):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument(
-        "--grid", choices=list(GRIDS), default="smoke", metavar="NAME", help=f"{', '.join(GRIDS)} (default smoke)"
-    )
+    parser.add_argument("--grid", choices=list(GRIDS), metavar="NAME", help=f"{', '.join(GRIDS)} (default {GRID})")
     parser.add_argument("--engines", metavar="NAME,NAME", help="only these (default: all but reference and empty)")
-    parser.add_argument("--only", metavar="TEXT", default="", help="only loads whose names hold this, as in 'B8 seed'")
+    parser.add_argument("--only", metavar="TEXT", help="only loads whose names hold this, as in 'B8 seed'")
+    parser.add_argument("--rounds", type=arguments.at_least_1, metavar="N", help=f"times per engine (default {ROUNDS})")
     parser.add_argument(
-        "--rounds", type=arguments.at_least_1, default=ROUNDS, metavar="N", help=f"times per engine (default {ROUNDS})"
-    )
-    parser.add_argument(
-        "--record",
-        nargs="?",
-        type=Path,
-        const=Path(),
-        metavar="FILE",
-        help="write records (default: a file named by date)",
-    )
+        "--record", nargs="?", type=Path, const=Path(), metavar="FILE",
+        help="write records (default: a file named by grid, card and date)",
+    )  # fmt: skip
     parser.add_argument("--resume", type=Path, metavar="FILE", help="go on with the sweep that wrote this file")
     arguments.add_json(parser)
     arguments.add_epilog(parser, EPILOG + "\n".join(f"  {name:<16} {engine.what}" for name, engine in ENGINES.items()))
@@ -59,34 +54,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Measure and print, or, without a GPU, check and count."""
+    given = [f"--{name}" for name in ("grid", "engines", "only", "rounds", "record") if getattr(args, name) is not None]
+    if args.resume and given:
+        raise CommandError(f"--resume goes on as the sweep began: leave out {', '.join(given)}")
+    grid, only = args.grid or GRID, args.only or ""
     try:
-        engines = find_engines(args.engines.split(",") if args.engines else DEFAULT_ENGINES)
-        loads = loads_of(args.grid, args.only)
+        engines = find_engines(names_of(args.engines))
+        loads = loads_of(grid, only)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from None
     if not torch.cuda.is_available() or INTERPRETED:
         if args.record or args.resume:
             raise CommandError("nothing to record: no time is taken without a GPU; leave out --record and --resume")
-        return check_schedules(args.grid, loads, args.json)
+        return check_schedules(grid, loads, args.json)
     device = torch.device("cuda", torch.cuda.current_device())
     try:
         if args.resume:
             todo = resume(args.resume, find_engines, device)
         else:
-            file = new_file(args, gpu_of(device).name) if args.record is not None else None
-            todo = Sweep(args.grid, loads, tuple(engines), args.rounds, file, args.only)
+            file = None if args.record is None else new_file(args.record, grid, gpu_of(device).name)
+            todo = Sweep(grid, loads, tuple(engines), args.rounds or ROUNDS, file, only)
         return run_sweep(todo, device, args.json)
     except RecordError as error:
         raise CommandError(str(error)) from None
+    except OSError as error:
+        raise CommandError(f"cannot write records to {error.filename}: {error.strerror}") from None
 
 
-def new_file(args: argparse.Namespace, gpu: str) -> Path:
+def names_of(engines: str | None) -> Sequence[str]:
+    """The engines that an option names. A comma before OPTION= belongs to the engine: each option follows one.
+
+    >>> names_of("row_local, workqueue:splits=20,tile=32,vllm")
+    ['row_local', 'workqueue:splits=20,tile=32', 'vllm']
+    """
+    if engines is None:
+        return DEFAULT_ENGINES
+    return [name.strip() for name in re.split(r",(?!\s*\w+=)", engines)]
+
+
+def new_file(asked: Path, grid: str, gpu: str) -> Path:
     """Where --record writes; a file that is there already is never added to by accident."""
-    file: Path = args.record if args.record.name else Path(f"{args.grid}-{gpu}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+    file = asked if asked.name else Path(f"{grid}-{gpu}-{time.strftime('%Y%m%d-%H%M%S')}.jsonl")
+    if file.is_dir():
+        raise CommandError(f"{file} is a folder: name a file in it")
     if file.exists():
         raise CommandError(f"{file} exists: name another file, or go on with it by --resume {file}")
     if not file.parent.is_dir():
         raise CommandError(f"{file.parent} is no folder: make it first, or name a file elsewhere")
+    file.touch()  # that it can be written shows now, not after the first load
     return file
 
 
@@ -121,11 +136,14 @@ def run_sweep(todo: Sweep, device: torch.device, as_json: bool) -> int:
     elif timings:
         say(as_table(records))
     if not as_json:
-        ended = (
-            f"{len(wrong)} engines were wrong, see above" if wrong else "every time is of a result checked against fp64"
-        )
         kept = f"; records are in {todo.file}" if todo.file else ""
-        say(f"{ended}{kept}" if todo.loads else f"nothing is left to measure{kept}")
+        if not todo.loads:
+            ended = "nothing is left to measure"
+        elif wrong:
+            ended = f"{len(wrong)} of {len(wrong) + len(timings)} results were wrong, and have no time: see above"
+        else:
+            ended = "every time is of a result checked against fp64"
+        say(ended + kept)
     return 1 if wrong else 0
 
 
