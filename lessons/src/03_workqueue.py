@@ -637,53 +637,46 @@ widgets.explore_schedule(stage="workqueue")
 # %% [markdown]
 # ## Measure it
 #
-# On a GPU, this cell times two batches: the ragged one of this lesson, and the 64 short rows. Each schedule is checked before it is timed. Then: 20 calls, caches emptied before each, the median. Planning is done before, on both sides. FlashInfer's time holds two small kernels of ours, which fetch its page numbers and turn its lse into ours.
+# The pictures of this section are not simulated. `pkv bench --record FILE` writes what it times as **records**, and some ship with pkv, so you need no GPU to see them. They are of an NVIDIA H200: once with all its 132 SMs, and once with 28 of them, which is what an RTX 3060 has. (Its memory is then still that of an H200, so each SM has far more bandwidth than one of an RTX 3060.)
+#
+# Decoded are steps of the paper's traces with eight rows, on five seeds, by pkv's own kernels with their own cuts. Every result was held against fp64 first. A time is what the GPU takes for one layer, with cold caches. Planning is not counted, on either side. `fa2-tensor-core` is the kernel of FlashInfer that the paper compares with.
+#
+# **Predict.** On 28 SMs, which of our stages is the fastest, and which one the slowest? Does *homogeneous*, with rows of nearly one length, change the order?
 
 # %%
-if not torch.cuda.is_available() or pkv.INTERPRETED:
-    print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
-    print("The RTX 3060's published times stand above, next to the simulated ones.")
-else:
-    from pkv.accuracy import Yardstick
-    from pkv.stages.x_flashinfer import BackendError
+viz.draw_recorded("ladder", n_sms=28)
 
-    flush = torch.empty(2**29, dtype=torch.int8)
-    schedules = [
-        ("row_local", 20),
-        ("workqueue", 20),
-        ("row_local", None),
-        ("workqueue", None),
-    ]
+# %% [markdown]
+# `split_kv` cuts all rows like the longest, so many of its programs are empty, and it has room for few splits. FlashInfer has room for 7 items by its rule, fewer than there are rows, and splits nothing. In *homogeneous* all our stages make nearly the same cut, and little is left to gain. FlashInfer's 64 programs find 56 places there, and everybody waits for the other 8.
+#
+# **Predict.** FlashInfer's room is 2 programs per SM, at 8 KV heads. For how many items is that on 132 SMs? What becomes of the queue's lead?
+
+# %%
+viz.draw_recorded("ladder", n_sms=132)
+
+# %% [markdown]
+# Room for 33: now it splits the long rows, as we do. All but the buckets lie close together, and a few per cent are left to the queue. The buckets lose here: each of their launches has one row or two, and should fill 132 SMs with them.
+#
+# **Predict.** Now the paper's own comparison: its published times, the simulator's, and both records. Where does the queue gain most? (For one row the paper takes buckets.)
+
+# %%
+viz.draw_recorded("machines")
+
+# %% [markdown]
+# The queue is an answer to *few SMs*. The slice of 28 has few, and more bandwidth for each than the RTX 3060, so there the SMs are the limit and the cut counts most. On a whole H200 the paper's niche has nearly closed. And its list, which the host must write, is not in these times: [lesson 04](04_adaptive.ipynb) charges it.
+#
+# If you have a GPU, the last cell times both batches of this lesson on it, the ragged one and the 64 short rows, in the same way.
+
+# %%
+from pkv.bench import live
+
+engines = ["row_local:splits=20", "workqueue:splits=20", "row_local", "workqueue"]
+engines += ["fa2-tensor-core", "stream"]  # stream: a plain read of as many bytes
+if live.can_time():
     for rows in (ragged, rows_of["64 rows of 5 to 200"]):
-        k, v = torch.randn(2, len(rows), max(rows), 8, 128, dtype=torch.float16)
-        cache = pkv.PagedKVCache.from_dense(k, v, rows, page_size=16, seed=0)
-        q = torch.randn(len(rows), 32, 128).half()
-        truth = Yardstick(q, cache)
-        print(f"{len(rows)} rows, {sum(rows):,} tokens")
-        for stage, splits in [*schedules, ("flashinfer", None)]:
-            plan = pkv.plan(
-                rows, llama, stage=stage, **({"splits": splits} if splits else {})
-            )
-            try:
-                out, _ = pkv.run(q, cache, plan)
-            except BackendError as error:
-                print("FlashInfer is left out:", error)
-                continue
-            assert (out - truth.out).abs().max() <= truth.tolerance, stage
-            times = []
-            for _ in range(20):
-                for _ in range(8):  # so long that the launches are queued behind it
-                    flush.zero_()
-                start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                pkv.run(q, cache, plan)
-                stop.record()
-                torch.cuda.synchronize()
-                times.append(start.elapsed_time(stop) * 1e3)
-            median = sorted(times)[10]
-            rate = sum(rows) * llama.kv_bytes_per_token / median / 1e3
-            name = f"{stage}, {splits or 'its own'} splits"
-            print(f"  {name:27} {median:6.0f} microseconds, {rate:5.0f} GB/s")
+        print(live.time_engines(rows, llama, engines))
+else:
+    print(f"No GPU here. On one, this cell times {', '.join(engines)}.")
 
 # %% [markdown]
 # ## What to remember

@@ -128,7 +128,7 @@ print(f"{memory / one:.1f} programs use all of it; 8 read {8 * one:.0f} GB/s")
 # %% [markdown]
 # So at the end of the first picture, for as long as only the long row is read, the memory works at little more than half its rate. That is the loss. With 4 rows, 4 of 7 items belong to the long row, and 32 programs use all of the memory.
 #
-# Is it so on a real card? The paper published its times for 8 rows. For 4 rows it says that its queue loses and hands the step to FlashInfer, but it published no log of that. So below, 8 rows have a published number next to the simulated one, and 4 rows have only the simulator's. Each is the mean of 48 steps.
+# Is it so on a real card? The paper published its times for 8 rows. For 4 rows it says that its queue loses and hands the step to FlashInfer, but it published no log of that. So below, 8 rows have a published number next to the simulated one, and 4 rows have only the simulator's. Each is the mean of 48 steps. (On another card 4 rows have been measured; we come to that.)
 #
 # **Predict.** For 4 rows, with FlashInfer's planning in the step and without: who is ahead?
 
@@ -206,14 +206,15 @@ for n_rows in range(4, 10):
 from pkv.bench.fit import START
 
 units = {"gb_per_s": "GB/s", "us": "us", "sm": "programs per SM"}
-for name, value in vars(costs).items():
+known = {name: value for name, value in vars(costs).items() if value is not None}
+for name, value in known.items():
     unit = next(words for end, words in units.items() if name.endswith(end))
     print(f"{name:28} {value:6g} {unit:15}", "fitted" if name in START else "given")
 n_programs = card.n_sms * costs.programs_per_sm
 print(f"{n_programs} of the paper's read {n_programs * costs.program_gb_per_s:.0f} GB/s")
 
 # %% [markdown]
-# They are the costs of the *paper's* kernels on that card, of which 2 programs fit an SM, and of FlashInfer's. One by one, FlashInfer's programs read four times as fast as the paper's. But as long as all SMs have work, both use nearly all of the memory.
+# They are the costs of the *paper's* kernels on that card, of which 2 programs fit an SM, and of FlashInfer's. One by one, FlashInfer's programs read four times as fast as the paper's. But as long as all SMs have work, both use nearly all of the memory. (pkv also has costs of *its own* kernels, on an H200. They come further down, with measured times.)
 #
 # `predict` puts a step's time together from named terms. No clock runs; it is a sum.
 #
@@ -256,7 +257,7 @@ print(f"pairs more than 5% apart: {in_order} of {len(orders)} in order")
 #
 # ## Let the predictions choose
 #
-# `policy="cost"` plans the step with every stage, FlashInfer included, predicts all of them, and takes the least. Planning on the host is charged to nobody; we come to that. `pkv.explain` shows what it sees.
+# `policy="cost"` plans the step with every stage, FlashInfer included, predicts all of them, and takes the least. Stages within 1% of it no prediction can tell apart; of those it takes the one that has been measured the fastest in such cases, the queue before all. Planning on the host is charged to nobody; we come to that. `pkv.explain` shows what it sees.
 #
 # **Predict.** One row of 65,536 tokens and seven of 2,048. Which stage is worst, and by which term?
 
@@ -382,7 +383,33 @@ for tokens in ("8192", "32768", "65536"):
 # %% [markdown]
 # So with one row and without planning FlashInfer is ahead by the paper's own measurements. (They were taken on a pool of pages with holes, so the numbers do not compare with those of the traces.) The largest win is one of accounting. The wins with 8 rows are wins of the schedule, and smaller than reported.
 #
-# Our own lists are not free either. The last cell of this lesson measures both sides alike, if you have a GPU.
+# Our own lists are not free either. How much do they cost? The paper does not say, and the simulator does not know. But it has been measured: pkv ships **records** that `pkv bench` made on an NVIDIA H200, with all its 132 SMs, and with 28 of them, which is what an RTX 3060 has ([lesson 03](03_workqueue.ipynb) says more about them). They hold three times of every engine: its planning on the host, copies included; the GPU's time for one layer; both together. FlashInfer's kernel with tensor cores is called directly there, and named `fa2-tensor-core`.
+#
+# **Predict.** The paper's schedules over that kernel, on 28 SMs, in a model of one layer. Count FlashInfer's plan alone, as the paper does; then both plans; then none. What is left of the win in each?
+
+# %%
+viz.draw_recorded("charges", n_sms=28)
+
+# %% [markdown]
+# For one row the way to count is worth far more than the schedule: with both plans, the win is a loss. With eight rows the schedule wins by every count. But how much it wins, the count decides. Our lists are not cheaper than FlashInfer's, since Python writes them. (How long that takes depends on the host; a record names its processor.)
+#
+# One layer is the hardest case for whoever plans on the host. `split_kv` and `row_local` do not: their kernels find the bounds on the GPU.
+#
+# **Predict.** Which engine is the cheapest with 1 layer, and which with 80? Whose plan is the dearest?
+
+# %%
+viz.draw_recorded("layers", n_sms=28)
+
+# %% [markdown]
+# With one layer `row_local` is done before the queue's list is written. It takes many layers until the queue's better cut has paid for its list. The dearest plan is that of `adaptive:policy=cost`: it plans with every stage, and predicts all of them, in Python.
+#
+# **Predict.** On 132 SMs the cut gains a few per cent, as lesson 03 has shown. After how many layers is the queue ahead there?
+
+# %%
+viz.draw_recorded("layers", n_sms=132)
+
+# %% [markdown]
+# Not even after 80. On this card a stage that is planned on the GPU is the better choice, although the queue's kernels are the faster ones.
 #
 # ## Judge on what was not used
 #
@@ -484,6 +511,28 @@ for words, uncharged in (
 #
 # So `policy="cost"` is no oracle. It is as good as its costs; what it has over gates is that it also knows cards, shapes and batches that nobody has written a gate for, and that it says by how much it decides.
 #
+# ### Judged on a card
+#
+# The records allow what the logs did not. Every stage was timed at every step, with 1, 4 and 8 rows, so the best of each step is known, and the regret is measured. `policy="cost"` needs the costs of the card. `pkv calibrate` fits them to measured times, on a card of yours too; those of the H200, whole and sliced, come from seed 20260623. So that seed does not judge. (One thing was read off all seeds: that the queue comes first where predictions are alike.)
+#
+# The stage `flashinfer` here is pkv's. It calls the kernel with tensor cores, fetches page numbers before and turns lse into ours after, in every call. That takes some microseconds, which count against it.
+#
+# **Predict.** On 28 SMs, for which numbers of rows are the paper's gates good? Does the choice by cost beat every fixed stage?
+
+# %%
+viz.draw_recorded("regret", n_sms=28)
+
+# %% [markdown]
+# **Predict.** And on 132 SMs, for which nobody tuned the gates?
+
+# %%
+viz.draw_recorded("regret", n_sms=132)
+
+# %% [markdown]
+# With 8 rows the gates take the queue, and are right. With 4 rows they hand over to FlashInfer, on either machine, and with one row they do so below 16,384 tokens. For the paper's kernels that was right, by its own account. For pkv's it is wrong.
+#
+# The choice by cost is nearly always right here. But so is *always the queue*, which needs no costs, and whose choosing takes no milliseconds. A policy is worth its trouble where no stage is good everywhere. On the simulated RTX 3060 none was; on this card, with these traces and kernels, one is. And what a list costs the host, no policy here asks. You have seen above that it can decide.
+#
 # ## What else to ask the paper
 #
 # The paper is honest work with public logs; without them none of this could be asked. Here are its other weak points, counted live.
@@ -531,10 +580,10 @@ print(f"20 splits against 32: {20 / 32 - 1:.1%}")
 # | from 16 launches to 2 | against buckets; bounds from each row's own length also need 2 | the count above |
 # | the queue drops empty items | on this step there are none, because its rows are long | the count above; it pays with short rows, see [lesson 03](03_workqueue.ipynb) |
 # | FlashInfer has one launch and no merge | with 8 rows; with one row it splits and merges | FlashInfer's plans above |
-# | at 4 rows FlashInfer is better | the model agrees on the kernels; with planning charged it sees a tie. There is no published log | Two batches, and two ways to count |
-# | results were checked on one step | each result is held against fp64 before it is timed | the last cell here |
-# | FlashInfer got a copy of the pages in another layout | both sides run on the same cache | the last cell here |
-# | nothing about FlashInfer's newer scheduler | the stronger rival, a later lesson | - |
+# | at 4 rows FlashInfer is better | the model agrees on the kernels; with planning charged it sees a tie. There is no published log. With pkv's kernels on an H200 the queue is faster | Two batches, and two ways to count; Judged on a card |
+# | results were checked on one step | each result is held against fp64 before it is timed | all records |
+# | FlashInfer got a copy of the pages in another layout | both sides run on the same cache | all records |
+# | nothing about FlashInfer's newer scheduler | the stronger rival on few SMs: `batch-attention` | Measure it |
 #
 # ## When FlashInfer is missing, or refuses
 #
@@ -645,7 +694,7 @@ print(f"right costs: {right.chosen}, {ms[right.chosen] * 1000:.0f} us")
 print(f"wrong costs: {wrong.chosen}, {ms[wrong.chosen] * 1000:.0f} us by the right ones")
 
 # %% [markdown]
-# And where nobody has measured a card, there is no prediction, rather than that of another card:
+# And where nobody has measured a card, there is no prediction, rather than that of another card. (On a card of your own, `pkv calibrate` measures it, in a minute or two.)
 
 # %%
 unmeasured = pkv.GpuProfile("a new card", arch=90, n_sms=132)
@@ -669,66 +718,34 @@ widgets.explore_policy(rows=8, longest=16384, raggedness="ragged", policy="cost"
 #
 # ## Measure it
 #
-# On a GPU, this cell runs one, four and eight rows with our stages and FlashInfer, on the same cache. Each result is checked before it is timed. First the kernels: 20 calls, caches emptied before each, the median. Then what a new plan costs the host, for all stages alike: the time to plan and to run a first time, less the time to run again.
+# At last all engines of the records, on all 75 loads of the paper's traces: pkv's stages, what FlashInfer offers, the Triton kernels of vLLM and SGLang, and PyTorch's attention on pages that are first copied together. Each is held against the *best* of FlashInfer's five engines on that load, by GPU time. That is a harder rival than the paper's. One of the five, `batch-attention`, is FlashInfer's newer scheduler, which deals equal work to programs that stay. (`fa2-cuda-core` is what FlashInfer does by default, `xqa` is TensorRT-LLM's kernel.)
+#
+# **Predict.** On 28 SMs, which of the five is mostly the best? Is one of our stages faster on every load?
 
 # %%
-import statistics
-import time
+viz.draw_recorded("ratios", n_sms=28)
 
+# %% [markdown]
+# **Predict.** On 132 SMs, which engines change places?
 
-def timed(stage, lengths, q, cache, flush):
-    """Median microseconds of (the kernels on the GPU, a new plan on the host)."""
-    plan = pkv.plan(lengths, llama, stage=stage)
-    kernels, planning = [], []
-    for _ in range(20):
-        for _ in range(8):  # so long that the launches are queued behind it
-            flush.zero_()
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        pkv.run(q, cache, plan)
-        stop.record()
-        torch.cuda.synchronize()
-        kernels.append(start.elapsed_time(stop) * 1e3)
-    for _ in range(20):
-        began = time.perf_counter()
-        new = pkv.plan(lengths, llama, stage=stage)
-        pkv.run(q, cache, new)
-        planned = time.perf_counter()
-        pkv.run(q, cache, new)
-        planning.append((planned - began) - (time.perf_counter() - planned))
-        torch.cuda.synchronize()
-    return statistics.median(kernels), statistics.median(planning) * 1e6
+# %%
+viz.draw_recorded("ratios", n_sms=132)
 
+# %% [markdown]
+# On few SMs the newer scheduler is FlashInfer's best, and the paper's rival is far behind on some loads. On many SMs it is the other way round, and the best ones lie within some per cent of each other: there the memory decides. Losses are here as well as wins. `split_kv` falls far behind FlashInfer on ragged loads and few SMs, the buckets on many SMs. And `adaptive`, which follows the paper's gates, pays for every hand-over. (`adaptive:policy=cost` ran with earlier costs than those that pkv ships.)
+#
+# If you have a GPU, this cell times one, four and eight rows of this lesson on it.
 
-if not torch.cuda.is_available() or pkv.INTERPRETED:
-    print("No GPU here, and no recorded results yet: they come with the benchmark harness.")
-    print("RTX 3060, mean ms of a step, FlashInfer's planning in it:")
-    for row in published():
-        if row.log.startswith("seed_20260624"):
-            c = row.configuration
-            print(f"  {c.trace:9} {counted(c.max_active, 'row'):6} {c.engine:15}", end="")
-            print(f"published {row.gpu_ms:.3f}, simulated {times[c]:.3f}")
-else:
-    flush = torch.empty(2**28, dtype=torch.int8)
+# %%
+from pkv.bench import live
+
+engines = ["length_buckets", "row_local", "workqueue", "adaptive"]
+engines += ["fa2-tensor-core", "batch-attention", "stream"]  # stream: a plain read
+if live.can_time():
     for lengths in ([65536], steps[4][24], steps[8][24]):
-        k, v = torch.randn(2, len(lengths), max(lengths), 8, 128, dtype=torch.float16)
-        big = pkv.PagedKVCache.from_dense(k, v, lengths, page_size=16, seed=0)
-        del k, v  # the pages hold a copy
-        big_q = torch.randn(len(lengths), 32, 128).half()
-        truth = Yardstick(big_q, big)
-        print(f"{counted(len(lengths), 'row')}: the gates take", end=" ")
-        print(pkv.explain(lengths, llama).chosen)
-        for stage in ("length_buckets", "row_local", "workqueue", "flashinfer"):
-            try:
-                result = pkv.decode(big_q, big, stage=stage, return_lse=True)
-            except RuntimeError as error:
-                print(f"  {stage} is left out: {error}")
-                continue
-            assert truth.measure(*result, rounds_weights=stage == "flashinfer").ok, stage
-            us, planning_us = timed(stage, lengths, big_q, big, flush)
-            rate = sum(lengths) * llama.kv_bytes_per_token / us / 1e3
-            print(f"  {stage:15} {us:6.0f} microseconds, {rate:5.0f} GB/s", end="")
-            print(f", a new plan {planning_us:5.0f} us")
+        print(live.time_engines(lengths, llama, engines))
+else:
+    print(f"No GPU here. On one, this cell times {', '.join(engines)}.")
 
 # %% [markdown]
 # ## What to remember
