@@ -6,6 +6,7 @@
 
 import functools
 import numbers
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,16 @@ from typing import Any
 import torch
 
 from pkv.checks import at_least
-from pkv.profiles import broken, cache_folder, own_file, own_names, read_own, read_shipped, shipped_names
+from pkv.profiles import (
+    broken,
+    cache_folder,
+    name_for,
+    own_file,
+    own_names,
+    read_own,
+    read_shipped,
+    shipped_names,
+)
 
 DEFAULT_GPU = "rtx3060"
 TILES = (16, 32, 64)
@@ -149,20 +159,24 @@ def load_gpu(name: str) -> GpuProfile:
             f"gpu = {name!r} is no shipped profile; choose one of {', '.join(gpu_names())}, pass a GpuProfile, or "
             "measure a card with `pkv calibrate`"
         )
-    return _loaded(name, cache_folder())[0]
+    return (_own(name, cache_folder()) if name in own_names() else _shipped(name))[0]
 
 
 def forget_profiles() -> None:
     """Read profiles anew: a file has changed."""
-    _loaded.cache_clear()
-    _gpu_of_index.cache_clear()
+    for known in (_own, _warn_once, _gpu_of_index):
+        known.cache_clear()
 
 
 @functools.cache
-def _loaded(name: str, folder: Path) -> tuple[GpuProfile, str]:
-    """(profile, title of its card); folder: the user's own, on which the answer depends."""
-    if name not in own_names():
-        return profile_of(name, fields := read_shipped(name)), fields["title"]
+def _shipped(name: str) -> tuple[GpuProfile, str]:
+    """(profile, title of its card)."""
+    return profile_of(name, fields := read_shipped(name)), fields["title"]
+
+
+@functools.cache
+def _own(name: str, folder: Path) -> tuple[GpuProfile, str]:
+    """The same of the user's own; folder: where it lies, on which the answer depends."""
     fields = read_own(name)
     try:
         return profile_of(name, fields), str(fields["title"])
@@ -179,13 +193,25 @@ def profile_of(name: str, fields: dict[str, Any]) -> GpuProfile:
 def gpu_for(title: str, arch: int, n_sms: int) -> GpuProfile:
     """The profile of a card that calls itself `title`, with so many SMs; without costs where there is none.
 
-    The user's own comes before the shipped one; of several the first by name.
+    The user's own comes before the shipped one; of several the first by name. One that cannot be read is passed over,
+    with one warning: which card it is of is not known, and decoding must not fail by it.
     """
-    for name in [*own_names(), *shipped_names()]:
-        known, of = _loaded(name, cache_folder())
+    readable = {}
+    for name in own_names():
+        try:
+            readable[name] = _own(name, cache_folder())
+        except ValueError as error:
+            _warn_once(f"passed over when the profile of {title} was looked for: {error}")
+    shipped = {name: _shipped(name) for name in shipped_names() if name not in readable}
+    for known, of in (readable | shipped).values():
         if f"{of} ".startswith(f"{title} ") and (known.arch, known.n_sms) == (arch, n_sms):
             return known
-    return GpuProfile(title.lower().replace(" ", "-"), arch, n_sms)
+    return GpuProfile(name_for(title), arch, n_sms)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
 
 
 @functools.cache

@@ -16,12 +16,13 @@ from typing import Any
 
 SCHEMA = 1  # of the user's own files; a newer one is refused
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+LONGEST_TITLE = 80  # letters of it in a name, which leaves room for the SMs
 
 
 def cache_folder() -> Path:
-    """Where pkv keeps what it has measured here: $PKV_CACHE, else $XDG_CACHE_HOME/pkv, else ~/.cache/pkv."""
+    """Where pkv keeps what it has measured here: $PKV_CACHE, else $XDG_CACHE_HOME/pkv, else ~/.cache/pkv; absolute."""
     if own := os.environ.get("PKV_CACHE"):
-        return Path(own)
+        return Path(os.path.expanduser(own)).absolute()
     caches = os.environ.get("XDG_CACHE_HOME", "")
     return Path(caches if os.path.isabs(caches) else os.path.expanduser("~/.cache")) / "pkv"
 
@@ -31,6 +32,15 @@ def checked_name(name: str) -> str:
     if NAME.fullmatch(name) is None:
         raise ValueError(f"name = {name!r} must be small letters, digits, '.', '_' and '-', at most 100 of them")
     return name
+
+
+def name_for(title: str) -> str:
+    """A profile's name from what a card or a file calls itself.
+
+    >>> name_for("NVIDIA RTX 6000 (engineering sample)")
+    'nvidia-rtx-6000-engineering-sample'
+    """
+    return re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")[:LONGEST_TITLE].rstrip("-") or "gpu"
 
 
 def own_file(name: str) -> Path:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,24 +16,37 @@ import torch
 import pkv
 from pkv import gpus
 from pkv.bench import calibrate as calibration
-from pkv.bench.calibrate import ENGINES, LOADS, QUICK_LOADS, Calibration, best_tile, calibrate, plan_as, role_of
+from pkv.bench.calibrate import (
+    ENGINES,
+    LOADS,
+    QUICK_LOADS,
+    Calibration,
+    best_tile,
+    calibrate,
+    engines_with,
+    plan_as,
+    role_of,
+)
 from pkv.bench.costfit import fit, predicted_us
 from pkv.bench.loads import SHAPE, grid, load
 from pkv.bench.records import Records, Run, Timing, append, read_records
 from pkv.bench.regret import chosen_by, measured_regrets
+from pkv.bench.tiles import as_served, tile_of
 from pkv.cli import Parser
 from pkv.commands import CommandError
 from pkv.commands import calibrate as command
 from pkv.configs import choose_tile
-from pkv.gpus import Costs, GpuProfile, gpu_for, gpu_names, load_gpu
+from pkv.gpus import TILES, Costs, GpuProfile, gpu_for, load_gpu
 from pkv.plans import Plan
-from pkv.profiles import cache_folder, write_own
+from pkv.profiles import write_own
+from pkv.stages.s4_adaptive import CANDIDATES, OWN
 
 TRUTH = Costs(
     4300, 17, item_us=2.5, launch_us=1, step_us=4, flashinfer_program_gb_per_s=40, flashinfer_item_us=4,
     merge_gb_per_s=40, sm_gb_per_s=100,
 )  # fmt: skip
 CARD = GpuProfile("card", 90, 132)
+BARE = (*CANDIDATES, "row_local:splits=4")
 FEW = (
     load("equal", 1, 4096), load("equal", 1, 65536), load("bimodal", 4, 16384), load("bimodal", 8, 16384),
     load("one_long", 40, 16384), load("short", 16),
@@ -44,21 +59,19 @@ def run_on(n_sms=132, title="NVIDIA H200", run="r1"):
     return Run(run, "calibration", "2026-11-29T00:00:00Z", gpu, {"triton": "3.7"}, "abc", False, 3.0, {})
 
 
-def records_of(loads=FEW, engines=ENGINES[:6], card=CARD, noise=0.01, factors=None):
-    """What a card with TRUTH for costs would have measured; factors: {engine: how many times as long}."""
+def records_of(loads=FEW, engines=BARE, card=CARD, noise=0.01, of_tile=None):
+    """What a card with TRUTH for costs would have measured; of_tile: {tile: times as long}, as settings say."""
     rng = np.random.default_rng(0)
     timings = []
     for each in loads:
         for engine in engines:
-            us = tuple(
-                predicted_us(plan_as(engine, step.lengths, each, card), TRUTH)
-                * np.exp(rng.normal(0, noise))
-                * (factors or {}).get(engine, 1.0)
-                for step in each.steps
-            )
+            plans = [plan_as(engine, step.lengths, each, card) for step in each.steps]
+            factor = of_tile[plans[0].tile] if of_tile and plans[0].stage in OWN else 1.0
+            us = tuple(predicted_us(plan, TRUTH) * np.exp(rng.normal(0, noise)) * factor for plan in plans)
             zeros = (0.0,) * len(us)
+            settings = {"tile": plans[0].tile} if of_tile else {}
             timings.append(
-                Timing("r1", each.name, engine, "pkv", zeros, us, us, us, zeros, zeros, noise=0.01)
+                Timing("r1", each.name, engine, "pkv", zeros, us, us, us, zeros, zeros, noise=0.01, settings=settings)
             )  # fmt: skip
     return Records({"r1": run_on()}, {each.name: each for each in loads}, tuple(timings))
 
@@ -131,7 +144,7 @@ def test_loads_held_out_are_predicted_though_nothing_was_fitted_to_them(records,
 
 
 def test_without_flashinfer_its_costs_are_left_out():
-    own = [engine for engine in ENGINES[:6] if engine != "flashinfer"]
+    own = [engine for engine in BARE if engine != "flashinfer"]
     costs = calibrate(records_of(engines=own), CARD).profile.costs
     assert costs.flashinfer_program_gb_per_s is None
     assert costs.flashinfer_item_us is None
@@ -207,6 +220,47 @@ def test_another_tile_is_taken_only_where_it_gains_more_than_the_noise():
     assert best_tile(records_of(loads, ["workqueue"]))[:2] == (16, {16: 1.0})
 
 
+GAIN_OF_32 = {16: 1.0, 32: 0.9, 64: 0.95}
+
+
+@pytest.mark.parametrize(("loads", "before"), [(LOADS, 32), *((QUICK_LOADS, tile) for tile in TILES)])
+def test_calibrating_again_finds_the_same_whatever_tile_the_profile_has_by_then(loads, before):
+    """What is timed names its tile, in two sweeps; there are times enough of the best one to fit, --quick too."""
+    card = dataclasses.replace(CARD, tile=before)
+    first = records_of(loads, ENGINES, card, 0, GAIN_OF_32)
+    assert best_tile(first)[:2] == (32, pytest.approx(GAIN_OF_32, rel=0.03))  # plans of other tiles are cut otherwise
+    second = records_of(loads, engines_with(32), card, 0, GAIN_OF_32)
+    both = dataclasses.replace(first, timings=first.timings + second.timings)
+    found = calibrate(both, CARD)
+    assert found.profile.tile == 32
+    assert {residual.engine for residual in found.residuals} == {
+        "flashinfer", "row_local:tile=32", "workqueue:tile=32", *engines_with(32),
+    }  # fmt: skip
+    assert found.errors()["fit"]["median"] <= 0.02
+    assert found.profile.costs.program_gb_per_s == pytest.approx(17 / 0.9, rel=0.05)
+    served = as_served(both, 32)
+    judged = {route for route, *_ in measured_regrets(served, found.profile, found.loads("held out"))}
+    assert judged >= {f"always {stage}" for stage in CANDIDATES}
+
+
+def test_a_bare_name_means_the_tile_that_its_record_says():
+    wide = dataclasses.replace(CARD, tile=32)
+    engines = (*CANDIDATES, "row_local:tile=16", "workqueue:tile=16", "row_local:tile=64", "workqueue:tile=64")
+    made = records_of(FEW, engines, wide, 0, GAIN_OF_32)
+    assert best_tile(made)[:2] == (32, pytest.approx(GAIN_OF_32, rel=0.05))
+    found = calibrate(made, CARD)
+    assert {residual.engine for residual in found.residuals} == set(CANDIDATES)
+    assert found.profile.costs.program_gb_per_s == pytest.approx(17 / 0.9, rel=0.05)
+    bare = {t.load: t.gpu_us for t in as_served(made, 16).timings if t.engine == "row_local"}
+    assert bare == {t.load: t.gpu_us for t in made.timings if t.engine == "row_local:tile=16"}
+    timing = dataclasses.replace(made.timings[0], engine="row_local", settings={"tile": 48})
+    for wrong in (timing, dataclasses.replace(timing, settings={"tile": "16"})):
+        with pytest.raises(
+            ValueError, match=rf"row_local on {re.escape(timing.load)}: its tile = .* must be one of 16"
+        ):
+            tile_of(wrong)
+
+
 def test_plans_take_the_profiles_tile_where_its_kernels_are_those_it_was_found_with():
     wide = GpuProfile("wide", 90, 132, tile=32)
     for stage in ("split_kv", "length_buckets", "row_local", "workqueue"):
@@ -244,7 +298,7 @@ def test_measured_regret_of_a_choice_is_its_time_over_the_best(records):
 
 
 def test_policies_take_their_fallback_where_flashinfer_was_not_timed():
-    own = [engine for engine in ENGINES[:5] if engine != "flashinfer"]
+    own = [engine for engine in CANDIDATES if engine != "flashinfer"]
     profile = dataclasses.replace(CARD, costs=TRUTH)
     made = records_of(FEW[2:4], own)
     assert {route for route, *_ in measured_regrets(made, profile, [each.name for each in FEW])} == {
@@ -252,74 +306,6 @@ def test_policies_take_their_fallback_where_flashinfer_was_not_timed():
     }  # fmt: skip
     assert set(chosen_by("paper", FEW[2:3], profile, own).values()) == {"workqueue"}
     assert measured_regrets(records_of(FEW[:1], own[:2]), profile, [FEW[0].name]) == []
-
-
-# --- profiles of the user's own
-
-
-def test_the_cache_folder_is_where_the_environment_says(monkeypatch):
-    monkeypatch.setenv("PKV_CACHE", "/a/b")
-    assert cache_folder() == Path("/a/b")
-    monkeypatch.delenv("PKV_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/c")
-    assert cache_folder() == Path("/c/pkv")
-    for unset in ("", "relative/is/ignored"):
-        monkeypatch.setenv("XDG_CACHE_HOME", unset)
-        monkeypatch.setenv("HOME", "/home/me")
-        assert cache_folder() == Path("/home/me/.cache/pkv")
-
-
-def test_own_profiles_are_found_by_name_and_by_card(cache, monkeypatch):
-    shipped = load_gpu("h200")
-    assert gpu_for("NVIDIA H200", 90, 132) == shipped
-    write_own("mine", OWN_FILE)
-    gpus.forget_profiles()
-    assert "mine" in gpu_names()
-    mine = GpuProfile("mine", 90, 132, TRUTH, tile=32)
-    assert load_gpu("mine") == mine
-    assert load_gpu("h200") == shipped
-    assert gpu_for("NVIDIA H200", 90, 132) == mine
-    for other in (("NVIDIA H2000", 90, 132), ("NVIDIA H200", 90, 131), ("NVIDIA H200", 91, 132)):
-        assert gpu_for(*other).costs is None
-    write_own("h200", OWN_FILE | {"tile": 16})
-    gpus.forget_profiles()
-    assert load_gpu("h200") == GpuProfile("h200", 90, 132, TRUTH)
-    monkeypatch.setenv("PKV_CACHE", "/nowhere")
-    assert load_gpu("h200") == shipped, "another folder, other profiles"
-    with pytest.raises(ValueError, match="'mine' is no shipped profile; choose one of"):
-        load_gpu("mine")
-
-
-def test_a_slice_of_a_card_is_another_card():
-    assert gpu_for("NVIDIA H200", 90, 28) == load_gpu("h200-28sm")
-    assert load_gpu("h200-28sm").n_sms == 28
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", r"is no profile of a GPU \(no JSON: .*delete it, or write it again with `pkv calibrate --name mine`"),
-        ("[]", "it has no schema number.*delete it"),
-        (json.dumps(OWN_FILE), "it has no schema number.*delete it"),
-        (json.dumps(OWN_FILE | {"schema": 2}), "schema 2, and this pkv reads up to 1: update pkv, or delete"),
-        (json.dumps({"schema": 1, "title": "x", "arch": 90}), "KeyError: 'n_sms'.*delete it"),
-        (json.dumps(OWN_FILE | {"schema": 1, "costs": {"speed": 1}}), "TypeError: .*'speed'.*delete it"),
-        (json.dumps(OWN_FILE | {"schema": 1, "arch": "ninety"}), "arch must be an int.*delete it"),
-        (json.dumps(OWN_FILE | {"schema": 1, "tile": 5}), "tile = 5 must be one of 16, 32, 64.*delete it"),
-    ],
-)  # fmt: skip
-def test_a_broken_profile_is_never_skipped(cache, text, words):
-    (cache / "gpus").mkdir(parents=True)
-    (cache / "gpus" / "mine.json").write_text(text)
-    for asked in (lambda: load_gpu("mine"), lambda: gpu_for("NVIDIA H200", 90, 132)):
-        with pytest.raises(ValueError, match=rf"(?s){cache}/gpus/mine.json.*{words}"):
-            asked()
-    assert load_gpu("h200").name == "h200"
-
-
-def test_a_card_without_costs_says_how_to_get_them():
-    with pytest.raises(ValueError, match=r"'card' has no costs.*measure the card with `pkv calibrate`"):
-        CARD.needed_costs()
 
 
 # --- the command
@@ -373,6 +359,7 @@ def test_json_holds_all_of_it(cache, file, capsys, found):
     told = json.loads(capsys.readouterr().out)
     assert told["file"] == str(cache / "gpus" / "mine.json")
     assert len(told["residuals"]) == len(found.residuals)
+    assert told["not_measured"] == list(found.not_measured)
     assert told["costs"] == {k: v for k, v in dataclasses.asdict(found.profile.costs).items() if v is not None}
     assert {entry["route"] for entry in told["regret"]} >= {"policy cost", "policy paper"}
 
@@ -414,6 +401,8 @@ def test_what_cannot_be_calibrated_is_one_line(cache, file, tmp_path, records):
         (): "calibrate measures a GPU, and there is none here: take times from records with --from FILE",
         ("--from", tmp_path / "none.jsonl"): "cannot read",
         ("--from", file, "--name", "../x"): "name = '../x' must be small letters",
+        ("--from", file, "--name", "h200"): "--name h200 ships with pkv, and yours would hide it: choose another",
+        ("--from", file, "--quick"): "--quick says how to measure, and --from takes times that were measured",
     }
     other = tmp_path / "h100.json"
     other.write_text(json.dumps({"title": "NVIDIA H100", "arch": 90, "n_sms": 114}))
@@ -437,6 +426,55 @@ def test_what_cannot_be_calibrated_is_one_line(cache, file, tmp_path, records):
     assert not (cache / "gpus").exists()
 
 
+@pytest.mark.parametrize("title", ["NVIDIA \u00c4100", "GPU (engineering sample)", "\u5361"])
+def test_a_card_of_any_title_gets_a_profile(cache, tmp_path, records, capsys, title):
+    path = tmp_path / "odd.jsonl"
+    odd = dataclasses.replace(run_on(), gpu={"title": title, "arch": 90, "n_sms": 132})
+    append(path, [odd, *records.loads.values(), *records.timings], "r1")
+    assert execute("--from", path) == 0
+    (stored,) = (cache / "gpus").iterdir()
+    name = {"N": "nvidia-100-132-sms", "G": "gpu-engineering-sample-132-sms"}.get(title[0], "gpu-132-sms")
+    assert stored.name == f"{name}.json"
+    assert gpu_for(title, 90, 132) == load_gpu(name)
+
+
+def test_the_command_that_is_printed_can_be_typed(cache, file, tmp_path, capsys):
+    """Of a file with spaces in its name, and of one whose name is a shipped profile's."""
+    for out, name in ((tmp_path / "Out Dir (x).json", "out-dir-x"), (tmp_path / "h200.json", "my-h200")):
+        times = file.rename(tmp_path / f"times of {name}.jsonl")
+        assert execute("--from", times, "--out", out) == 0
+        words = shlex.split(capsys.readouterr().out.splitlines()[-1].partition(": ")[2])
+        assert words == ["pkv", "calibrate", "--from", str(times), "--name", name]
+        assert execute(*words[2:]) == 0
+        assert load_gpu(name).costs is not None
+        capsys.readouterr()
+        file = times
+
+
+def test_a_cost_that_no_time_depends_on_is_not_said_to_be_measured():
+    """Rows that are never split: nothing merges, so no time can tell what merging costs."""
+    loads = [load("short", rows) for rows in (16, 24, 32, 48, 64, 96, 128, 192)]
+    made = records_of(
+        loads, ["row_local:splits=1", "split_kv:splits=1", "workqueue:splits=1", "length_buckets:splits=1"]
+    )
+    found = calibrate(made, CARD)
+    assert "merge_gb_per_s" in found.not_measured
+    assert "program_gb_per_s" not in found.not_measured
+    lines = {line.split()[0]: line for line in command.as_text(found, []).splitlines() if line.strip()}
+    for name in command.MEANINGS:
+        if name in lines:
+            assert (", but no time here depends on it" in lines[name]) == (name in found.not_measured)
+
+
+def test_what_is_wrong_with_out_or_name_shows_before_anything_is_measured(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "measured", lambda quick: pytest.fail("it measured"))
+    broken = tmp_path / "broken.json"
+    broken.write_text("[]")
+    for words in (["--name", "A B"], ["--name", "h200"], ["--out", broken], ["--out", tmp_path / "no" / "x.json"]):
+        with pytest.raises(CommandError):
+            execute(*words)
+
+
 @pytest.mark.parametrize("with_flashinfer", [True, False])
 def test_a_gpu_is_measured(cache, monkeypatch, capsys, with_flashinfer):
     """The sweep is a stand-in, all that follows is not."""
@@ -444,7 +482,7 @@ def test_a_gpu_is_measured(cache, monkeypatch, capsys, with_flashinfer):
 
     def sweep(todo, device, on_load):
         asked.append(todo)
-        measured = records_of(FEW, [engine.name for engine in todo.engines if ":tile" not in engine.name])
+        measured = records_of(FEW, [engine.name for engine in todo.engines], of_tile=GAIN_OF_32)
         for each in FEW:
             on_load(each.name)
             timings = tuple(
@@ -457,7 +495,7 @@ def test_a_gpu_is_measured(cache, monkeypatch, capsys, with_flashinfer):
             yield (
                 run_on(),
                 each,
-                SimpleNamespace(timings=timings, wrong={"split_kv": "off by 1"} if each == FEW[0] else {}),
+                SimpleNamespace(timings=timings, wrong={"row_local": "off by 1"} if each == FEW[0] else {}),
             )
 
     monkeypatch.setattr(command, "sweep", sweep)
@@ -469,9 +507,12 @@ def test_a_gpu_is_measured(cache, monkeypatch, capsys, with_flashinfer):
     said = capsys.readouterr()
     assert asked[0].loads == FEW
     assert asked[0].rounds == calibration.QUICK_ROUNDS
-    assert "split_kv is left out: off by 1" in said.err
+    assert [[engine.name for engine in todo.engines] for todo in asked] == [list(ENGINES), list(engines_with(32))]
+    assert "row_local is left out: off by 1" in said.err
+    assert "always split_kv" in said.out
     assert ("without FlashInfer's costs: no nvcc" in said.err) == (not with_flashinfer)
     assert ("flashinfer_item_us " in said.out) == with_flashinfer
     stored = json.loads((cache / "gpus" / "nvidia-h200-132-sms.json").read_text())
+    assert stored["tile"] == 32
     assert stored["costs_source"]["times"] == command.MEASURED_HERE
     assert stored["costs_source"]["command"] == "pkv calibrate --quick"

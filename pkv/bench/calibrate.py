@@ -6,23 +6,26 @@ Which loads are fitted is decided before any fit, by a rule that looks at no tim
 fitted, and the other seeds are **held out**: they only judge. Other loads are put in the order of their K and V bytes,
 and every third is held out. A row is one engine on one step; of a load's many steps three are fitted, and all judge.
 
+ENGINES name their tiles, for a bare name leaves it to the profile that the card has yet. Once the best tile is known,
+the other stages are timed with it.
+
 >>> [load.name for load in LOADS][:3]
 ['equal(1,4k)', 'equal(1,64k)', 'bimodal(8,16k)']
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from pkv.bench.costfit import fit, predicted_us
+from pkv.bench.costfit import ALWAYS, OF_FLASHINFER, fit, predicted_us
 from pkv.bench.loads import PAPER_SEEDS, Load, load
 from pkv.bench.records import Records
+from pkv.bench.tiles import TILED, best_tile, named, tile_of
 from pkv.decoding import plan as plan_step
-from pkv.gpus import DEFAULT_TILE, TILES, GpuProfile
+from pkv.gpus import TILES, Costs, GpuProfile
 from pkv.plans import Plan
-from pkv.stages.s4_adaptive import CANDIDATES
+from pkv.stages.s4_adaptive import CANDIDATES, OWN
 
 LOADS = (
     load("equal", 1, 4096),
@@ -39,12 +42,12 @@ LOADS = (
     load("short", 128),
 )
 QUICK_LOADS = LOADS[:6]
-TILED = ("row_local", "workqueue")  # the stages that tiles are compared on
-ENGINES = (*CANDIDATES, "row_local:splits=4", *(f"{stage}:tile={tile}" for tile in TILES[1:] for stage in TILED))
+ENGINES = ("flashinfer", *(f"{stage}:tile={tile}" for tile in TILES for stage in TILED))  # they find the tile
 ROUNDS, QUICK_ROUNDS = 20, 10
 HELD_OUT_EVERY = 3
 FITTED_STEPS = 3  # of one load
 ROLES = ("fit", "held out")
+NUDGE, NUDGE_US, NO_EFFECT = 0.05, 0.1, 1e-4  # a part of a rate, a time; and the part of a plan's time that is none
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,16 @@ class Residual:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What was found. tile_times: {tile: its time over tile 16's, geometric mean}; noise: of one such time."""
+    """What was found. tile_times: {tile: its time over tile 16's, geometric mean}; noise: of one such time.
+
+    not_measured: costs that no fitted time depends on, where they stand.
+    """
 
     profile: GpuProfile
     residuals: tuple[Residual, ...]
     tile_times: dict[int, float]
     noise: float
+    not_measured: tuple[str, ...] = ()
 
     def errors(self) -> dict[str, dict[str, float]]:
         """{role: rows, median and worst |error|}, roles without rows left out."""
@@ -110,9 +117,17 @@ def calibrate(records: Records, card: GpuProfile) -> Calibration:
     tile, tile_times, noise = best_tile(records)
     card = replace(card, tile=tile, costs=None)
     rows = rows_of(records, card)
-    costs = fit([(row.plan, row.us) for row in rows if row.fitted])
+    fitted = [row for row in rows if row.fitted]
+    costs = fit([(row.plan, row.us) for row in fitted])
     profile = replace(card, costs=costs)
-    return Calibration(profile, tuple(residuals_of(rows, profile)), tile_times, noise)
+    without = tuple(without_effect([row.plan for row in fitted], costs))
+    return Calibration(profile, tuple(residuals_of(rows, profile)), tile_times, noise, without)
+
+
+def engines_with(tile: int) -> tuple[str, ...]:
+    """What to time with the tile that ENGINES have found: the stages that are not among them, and another cut."""
+    others = (f"{stage}:tile={tile}" for stage in OWN if stage not in TILED)
+    return (*others, f"row_local:splits=4,tile={tile}")
 
 
 def role_of(loads: Iterable[Load]) -> dict[str, str]:
@@ -131,8 +146,9 @@ def rows_of(records: Records, card: GpuProfile) -> list[Row]:
     for timing in timings:
         steps = records.loads[timing.load].steps
         chosen = set(np.linspace(0, len(steps) - 1, min(FITTED_STEPS, len(steps))).round().astype(int).tolist())
+        tile = tile_of(timing) if named(timing.engine)[0] in OWN else None
         for number, (step, us) in enumerate(zip(steps, timing.gpu_us, strict=True)):
-            plan = plan_as(timing.engine, step.lengths, records.loads[timing.load], card)
+            plan = plan_as(timing.engine, step.lengths, records.loads[timing.load], card, tile)
             if plan is None or not plan.launches or not us or (plan.stage != "flashinfer" and plan.tile != card.tile):
                 continue
             role = roles[timing.load]
@@ -142,31 +158,31 @@ def rows_of(records: Records, card: GpuProfile) -> list[Row]:
     return rows
 
 
-def plan_as(engine: str, lengths: Sequence[int], of: Load, card: GpuProfile) -> Plan | None:
-    """The plan that an engine runs, from its name; None where it is none of the stages that costs are about."""
-    stage, _, words = engine.partition(":")
+def plan_as(engine: str, lengths: Sequence[int], of: Load, card: GpuProfile, tile: int | None = None) -> Plan | None:
+    """The plan that an engine ran, from its name; None where it is none of the stages that costs are about.
+
+    tile: of a stage of ours, None: as its name says, else the card's.
+    """
+    stage, options = named(engine)
     if stage not in CANDIDATES:
         return None
-    options: dict[str, Any] = dict(word.split("=") for word in words.split(",") if word)
-    numbers = {name: int(value) if value.isdecimal() else value for name, value in options.items()}
-    return plan_step(lengths, of.shape, stage=stage, gpu=card, **numbers)
+    tiled = {"tile": tile} if stage in OWN and tile is not None else {}
+    return plan_step(lengths, of.shape, stage=stage, gpu=card, **options | tiled)
 
 
-def best_tile(records: Records) -> tuple[int, dict[int, float], float]:
-    """(tile, {tile: time over the default's}, noise): another than the default only where it gains more than noise."""
-    timings = {key: timing for key, timing in records.latest().items() if timing.refused is None}
-    ratios: dict[int, list[float]] = {}
-    noises: list[float] = []
-    for (name, engine), timing in timings.items():
-        stage, _, words = engine.partition(":tile=")
-        usual = timings.get((name, stage))
-        if stage in TILED and words.isdecimal() and usual is not None:
-            ratios.setdefault(int(words), []).append(records.mean(timing) / records.mean(usual))
-            noises += [timing.noise or 0.0, usual.noise or 0.0]
-    times = {DEFAULT_TILE: 1.0} | {tile: float(np.exp(np.mean(np.log(ratios[tile])))) for tile in sorted(ratios)}
-    noise = float(np.median(noises)) if noises else 0.0
-    fastest = min(times, key=times.__getitem__)
-    return (fastest if times[fastest] < 1 - noise else DEFAULT_TILE), times, noise
+def without_effect(plans: Sequence[Plan], costs: Costs) -> list[str]:
+    """The fitted costs that can be changed a little without changing a plan's time: rates that nothing reaches, say."""
+    found = []
+    times = np.array([predicted_us(plan, costs) for plan in plans])
+    for name in (*ALWAYS, *OF_FLASHINFER):
+        value = getattr(costs, name)
+        if value is None:
+            continue
+        steps = (value * NUDGE, -value * NUDGE) if name.endswith("gb_per_s") else (NUDGE_US,)
+        moved = [[predicted_us(plan, replace(costs, **{name: value + step})) for plan in plans] for step in steps]
+        if np.abs(np.array(moved) / times - 1).max() < NO_EFFECT:
+            found.append(name)
+    return found
 
 
 def residuals_of(rows: Sequence[Row], profile: GpuProfile) -> list[Residual]:

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 
 from pkv._triton import INTERPRETED
-from pkv.bench.calibrate import ENGINES, LOADS, QUICK_LOADS, QUICK_ROUNDS, ROUNDS, Calibration, calibrate
+from pkv.bench.calibrate import ENGINES, LOADS, QUICK_LOADS, QUICK_ROUNDS, ROUNDS, Calibration, calibrate, engines_with
 from pkv.bench.engines import find_engines
 from pkv.bench.records import RecordError, Records, Run, Timing, read_records
 from pkv.bench.regret import measured_regrets
 from pkv.bench.sweep import Sweep, sweep
+from pkv.bench.tiles import as_served, best_tile
 from pkv.commands import CommandError, arguments
 from pkv.commands.output import Progress, complain, print_json, say, table
 from pkv.gpus import DEFAULT_TILE, GpuProfile, forget_profiles
-from pkv.profiles import checked_name, write, write_own
+from pkv.profiles import checked_name, name_for, shipped_names, write, write_own
 
 HELP = "measure what things cost on this GPU, for predictions and for policy='cost'"
 MEANINGS = {
@@ -53,18 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Measure or read, fit, print, write."""
     try:
-        if args.name is not None:
-            checked_name(args.name)
+        check(args)
         records = measured(args.quick) if args.source is None else read_records([args.source])
         run = only_run(records, args.source)
-        card = card_of(run, args.name or (args.out.stem if args.out else None))
+        card = card_of(run, args.name or (name_for(args.out.stem) if args.out else None))
         kept = kept_fields(args.out, card)
         found = calibrate(records, card)
     except RecordError as error:
         raise CommandError(str(error)) from None
     except ValueError as error:
         raise CommandError(f"cannot calibrate: {error}") from None
-    regrets = measured_regrets(records, found.profile, found.loads("held out"))
+    regrets = measured_regrets(as_served(records, found.profile.tile), found.profile, found.loads("held out"))
     fields = fields_of(found, run, args) | kept
     try:
         file = write_own(card.name, fields) if args.out is None else write(args.out, fields)
@@ -75,34 +75,57 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         residuals = [asdict(residual) | {"error": residual.error} for residual in found.residuals]
         judged = [dict(zip(("route", "trace", "mean", "worst"), entry, strict=True)) for entry in regrets]
-        print_json({"file": str(file)} | fields | {"residuals": residuals, "regret": judged})
+        rest = {"not_measured": found.not_measured, "residuals": residuals, "regret": judged}
+        print_json({"file": str(file)} | fields | rest)
         return 0
     say(as_text(found, regrets))
-    say(f"\nwritten to {file}\n{how_to_use(found.profile, args.out)}")
+    say(f"\nwritten to {file}\n{how_to_use(found.profile, args.out, args.source)}")
     return 0
 
 
+def check(args: argparse.Namespace) -> None:
+    """CommandError, or ValueError of a name, for what cannot be done, before anything is measured."""
+    if args.quick and args.source is not None:
+        raise CommandError("--quick says how to measure, and --from takes times that were measured: leave out one")
+    if args.out is not None:
+        read_out(args.out)
+        if not args.out.parent.is_dir():
+            raise CommandError(f"cannot write to {args.out}: there is no such folder; make it, or name another")
+    if args.name is not None:
+        checked_name(args.name)
+        if args.out is None and args.name in shipped_names():
+            raise CommandError(f"--name {args.name} ships with pkv, and yours would hide it: choose another name")
+
+
 def measured(quick: bool) -> Records:
-    """Records of this GPU's times; CommandError without one."""
+    """Records of this GPU's times: which tile is best, then the other stages with it; CommandError without a GPU."""
     if not torch.cuda.is_available() or INTERPRETED:
         raise CommandError("calibrate measures a GPU, and there is none here: take times from records with --from FILE")
     loads, rounds = (QUICK_LOADS, QUICK_ROUNDS) if quick else (LOADS, ROUNDS)
-    todo = Sweep("calibration", loads, tuple(find_engines(ENGINES)), rounds)
-    progress = Progress(len(loads))
-    runs: dict[str, Run] = {}
-    timings: list[Timing] = []
+    progress = Progress(2 * len(loads))
     try:
-        device = torch.device("cuda", torch.cuda.current_device())
-        for run, load, found in sweep(todo, device, progress.step):
-            runs[run.run] = run
-            timings += found.timings
-            for engine, reason in found.wrong.items():
-                complain(f"{load.name}: {engine} is left out: {reason}")
+        first = swept(Sweep("calibration", loads, tuple(find_engines(ENGINES)), rounds), progress)
+        others = engines_with(best_tile(first)[0])
+        second = swept(Sweep("calibration", loads, tuple(find_engines(others)), rounds), progress)
     finally:
         progress.end()
+    timings = first.timings + second.timings
     if refusal := next((each.refused for each in timings if each.engine == "flashinfer" and each.refused), None):
         complain(f"pkv's own stages only, without FlashInfer's costs: {refusal}")
-    return Records(runs, {load.name: load for load in loads}, tuple(timings))
+    return Records(first.runs | second.runs, first.loads, timings)
+
+
+def swept(todo: Sweep, progress: Progress) -> Records:
+    """What a sweep finds; what is wrong is said, and left out."""
+    runs: dict[str, Run] = {}
+    timings: list[Timing] = []
+    device = torch.device("cuda", torch.cuda.current_device())
+    for run, load, found in sweep(todo, device, progress.step):
+        runs[run.run] = run
+        timings += found.timings
+        for engine, reason in found.wrong.items():
+            complain(f"{load.name}: {engine} is left out: {reason}")
+    return Records(runs, {load.name: load for load in todo.loads}, tuple(timings))
 
 
 def only_run(records: Records, source: Path | None) -> Run:
@@ -117,23 +140,27 @@ def only_run(records: Records, source: Path | None) -> Run:
 def card_of(run: Run, name: str | None) -> GpuProfile:
     """The card that a run was taken on, yet without costs."""
     title, n_sms = run.gpu["title"], run.gpu["n_sms"]
-    own = "".join(letter if letter.isalnum() else "-" for letter in title.lower())
-    return GpuProfile(name or f"{own}-{n_sms}-sms", run.gpu["arch"], n_sms)
+    return GpuProfile(name or f"{name_for(title)}-{n_sms}-sms", run.gpu["arch"], n_sms)
+
+
+def read_out(out: Path) -> dict[str, Any]:
+    """The profile that --out names, empty where there is no such file; CommandError where it is no profile."""
+    if not out.exists():
+        return {}
+    try:
+        found: dict[str, Any] = json.loads(out.read_text())
+        return {"arch": found["arch"], "n_sms": found["n_sms"]} | found
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CommandError(f"--out {out} is no profile ({error!r}): delete it, or name another file") from None
 
 
 def kept_fields(out: Path | None, card: GpuProfile) -> dict[str, Any]:
     """What the file says already, of the same card: a shipped profile's title, nominal figures and source stay."""
-    if out is None or not out.exists():
-        return {}
-    try:
-        found = json.loads(out.read_text())
-        there = found["arch"], found["n_sms"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CommandError(f"--out {out} is no profile ({error!r}): delete it, or name another file") from None
-    if there != (card.arch, card.n_sms):
+    found = read_out(out) if out is not None else {}
+    if found and (found["arch"], found["n_sms"]) != (card.arch, card.n_sms):
         raise CommandError(
-            f"--out {out} is of a card of arch {there[0]} with {there[1]} SMs, and the times are of arch {card.arch} "
-            f"with {card.n_sms}: name another file"
+            f"--out {out} is of a card of arch {found['arch']} with {found['n_sms']} SMs, and the times are of arch "
+            f"{card.arch} with {card.n_sms}: name another file"
         )
     return {name: value for name, value in found.items() if name not in ("tile", "costs", "costs_source")}
 
@@ -173,8 +200,9 @@ def as_text(found: Calibration, regrets: list[tuple[str, str, float, float]]) ->
     """Every cost with its unit, every load's residual, what held-out loads say, and the choice of the tile."""
     assert found.profile.costs is not None
     costs = asdict(found.profile.costs)
+    unknown = dict.fromkeys(found.not_measured, ", but no time here depends on it")
     rows = [
-        [name, f"{costs[name]:g}", unit, meaning]
+        [name, f"{costs[name]:g}", unit, meaning + unknown.get(name, "")]
         for name, (unit, meaning) in MEANINGS.items()
         if costs[name] is not None
     ]
@@ -209,10 +237,12 @@ def as_text(found: Calibration, regrets: list[tuple[str, str, float, float]]) ->
     return "\n\n".join(parts)
 
 
-def how_to_use(profile: GpuProfile, out: Path | None) -> str:
+def how_to_use(profile: GpuProfile, out: Path | None, source: Path | None) -> str:
     """Where the profile is taken from now on."""
     if out is not None:
-        return f"to use it by name, put it in your cache folder: pkv calibrate --from RECORDS --name {profile.name}"
+        times = ["--from", str(source)] if source else []
+        name = f"my-{profile.name}" if profile.name in shipped_names() else profile.name
+        return f"to use it by name: {shlex.join(['pkv', 'calibrate', *times, '--name', name])}"
     return (
         f"from now on pkv takes it by itself on this card; anywhere by name: gpu={profile.name!r}, or\n"
         f"pkv explain --gpu {profile.name} --policy cost --lengths 16384,900,300"

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from pkv.bench.loads import Load
+from pkv.commands import CommandError
 from pkv.commands.output import Progress, complain, print_json, say, table
 from pkv.decoding import plan
+from pkv.gpus import gpu_of
 from pkv.stages import STAGES
 
 NO_GPU = "no GPU: schedules are checked, nothing is timed"
@@ -18,7 +20,14 @@ COUNTERS = ("launches", "programs", "empty_programs", "useful_kv_mib", "merge_st
 
 
 def check_schedules(grid: str, loads: Sequence[Load], as_json: bool) -> int:
-    """Plan every step with every stage, check and count; 1 if a plan is not sound."""
+    """Plan every step with every stage, check and count; 1 if a plan is not sound.
+
+    CommandError where the profile of the GPU to plan for cannot be read.
+    """
+    try:
+        gpu_of(None)  # else every stage would refuse every load, for the same reason
+    except ValueError as error:
+        raise CommandError(str(error)) from None
     stages = [name for name in STAGES if name != "reference"]
     counted: list[dict[str, Any]] = []
     wrong: list[str] = []
