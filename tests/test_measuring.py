@@ -469,6 +469,9 @@ def test_grids_hold_what_was_asked():
     assert {shape.head_dim for shape in shapes} == {64, 128, 256}
     with pytest.raises(ValueError, match="choose one of smoke"):
         grid("huge")
+    for of_load in grid("full"):
+        assert of_load.shape.kv_dtype == of_load.shape.dtype, "the cache has q's dtype, as its name says no other"
+        assert ("bfloat16" in of_load.name) == (of_load.shape.dtype == torch.bfloat16)
 
 
 def test_a_paper_load_has_the_steps_of_its_trace():

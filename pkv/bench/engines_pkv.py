@@ -21,13 +21,16 @@ from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.x_flashinfer_rules import unfit
 
 
+WHAT = {"flashinfer": "FlashInfer as a stage: its fa2 kernel, and two small ones that fetch page ids and convert lse"}
+
+
 def stage_engine(stage: str, **options: Any) -> Engine:
     """The engine of a stage; options as for pkv.plan, their types right (see pkv.decoding.checked_options)."""
     ordered = {name: options[name] for name in options_of(stage) if name in options}
     suffix = ",".join(f"{name}={value}" for name, value in ordered.items())
     return Engine(
         name=f"{stage}:{suffix}" if suffix else stage,
-        what=(STAGES[stage].__doc__ or "").partition(":")[0],
+        what=WHAT.get(stage) or (STAGES[stage].__doc__ or "").partition(":")[0],
         family="pkv",
         why_not=functools.partial(why_not, stage, ordered),
         prepare=functools.partial(prepare, stage, ordered),

@@ -172,7 +172,7 @@ VARIANTS = (
     {"page_size": 128},
     {"head_dim": 64},
     {"head_dim": 256},
-    {"dtype": "bfloat16"},
+    {"dtype": "bfloat16", "kv_dtype": "bfloat16"},
 )
 
 
