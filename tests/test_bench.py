@@ -70,6 +70,18 @@ def test_a_stage_that_refuses_a_shape_says_so(capsys):
 
 
 @NO_GPU
+def test_without_a_gpu_only_stages_that_are_named_are_counted(capsys):
+    assert main(["bench", "--only", "equal(1", "--engines", "row_local, workqueue:splits=20,tile=32,vllm"]) == 0
+    text = capsys.readouterr().out
+    assert "planned for rtx3060, 28 SMs" in text
+    assert "not counted, as they have no plan of pkv's: workqueue:splits=20,tile=32, vllm" in text
+    assert "\nrow_local " in text
+    assert "\nsplit_kv " not in text
+    assert main(["bench", "--engines", "stream"]) == 2
+    assert "only plans can be checked, those of split_kv, length_buckets" in capsys.readouterr().err
+
+
+@NO_GPU
 def test_an_engine_may_have_several_options(capsys):
     """The example of --help."""
     assert main(["bench", "--only", "equal(1", "--engines", "row_local, workqueue:splits=20,tile=32", "--json"]) == 0

@@ -66,7 +66,7 @@ def execute(args: argparse.Namespace) -> int:
     if not torch.cuda.is_available() or INTERPRETED:
         if args.record or args.resume:
             raise CommandError("nothing to record: no time is taken without a GPU; leave out --record and --resume")
-        return check_schedules(grid, loads, args.json)
+        return check_schedules(grid, loads, names_of(args.engines), args.json)
     device = torch.device("cuda", torch.cuda.current_device())
     try:
         if args.resume:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pkv.bench.engines import DEFAULT_ENGINES
 from pkv.bench.loads import Load
 from pkv.commands import CommandError
 from pkv.commands.output import Progress, complain, print_json, say, table
@@ -19,16 +20,19 @@ NO_GPU = "no GPU: schedules are checked, nothing is timed"
 COUNTERS = ("launches", "programs", "empty_programs", "useful_kv_mib", "merge_state_mib")
 
 
-def check_schedules(grid: str, loads: Sequence[Load], as_json: bool) -> int:
-    """Plan every step with every stage, check and count; 1 if a plan is not sound.
+def check_schedules(grid: str, loads: Sequence[Load], engines: Sequence[str], as_json: bool) -> int:
+    """Plan every step with every stage among the engines, check and count; 1 if a plan is not sound.
 
-    CommandError where the profile of the GPU to plan for cannot be read.
+    CommandError where none of them is a stage, or the profile of the GPU to plan for cannot be read.
     """
     try:
-        gpu_of(None)  # else every stage would refuse every load, for the same reason
+        gpu = gpu_of(None)  # else every stage would refuse every load, for the same reason
     except ValueError as error:
         raise CommandError(str(error)) from None
-    stages = [name for name in STAGES if name != "reference"]
+    stages = [name for name in engines if name in STAGES and name != "reference"]
+    if not stages:
+        others = ", ".join(name for name in STAGES if name != "reference")
+        raise CommandError(f"without a GPU only plans can be checked, those of {others}: name one of these")
     counted: list[dict[str, Any]] = []
     wrong: list[str] = []
     progress = Progress(len(loads))
@@ -41,9 +45,14 @@ def check_schedules(grid: str, loads: Sequence[Load], as_json: bool) -> int:
     finally:
         progress.end()
     if as_json:
-        print_json({"timed": False, "why": NO_GPU, "grid": grid, "loads": counted, "record": None, "wrong": wrong})
+        head = {"timed": False, "why": NO_GPU, "grid": grid, "gpu": gpu.name}
+        print_json(head | {"loads": counted, "record": None, "wrong": wrong})
     else:
-        say("\n\n".join([NO_GPU, *(as_text(entry) for entry in counted)]))
+        about = f"planned for {gpu.name}, {gpu.n_sms} SMs; each plan reads every token once; columns: `pkv plan --help`"
+        asked = () if tuple(engines) == DEFAULT_ENGINES else engines
+        left = [name for name in asked if name not in stages and name != "reference"]
+        about += f"\nnot counted, as they have no plan of pkv's: {', '.join(left)}" if left else ""
+        say("\n\n".join([f"{NO_GPU}\n{about}", *(as_text(entry) for entry in counted)]))
     for words in wrong:
         complain(words)
     return 1 if wrong else 0
