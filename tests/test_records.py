@@ -88,14 +88,21 @@ def test_appending_keeps_what_is_there(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gpu_us": (math.nan,)}, "gpu_us[0] = nan of vllm on bimodal(8,16k) must be a number, 0 or more"),
-        ({"plan_us": (math.inf,)}, "plan_us[0] = inf of vllm"),
-        ({"wall_us": (-1.0,)}, "wall_us[0] = -1.0 of vllm"),
+        (
+            {"plan_us": (math.nan,)},
+            "plan_us[0] = nan must be a number, 0 or more (of 'vllm' on 'bimodal(8,16k)')",
+        ),
+        ({"gpu_us": (math.nan,)}, "gpu_us[0] = nan must be a number above 0"),
+        ({"gpu_us": (0.0,)}, "gpu_us[0] = 0.0 must be a number above 0, from 1e-06 on: a time of 0 is no time"),
+        ({"plan_us": (math.inf,)}, "plan_us[0] = inf must be at most"),
+        ({"wall_us": (-1.0,)}, "wall_us[0] = -1.0 must be"),
         ({"gpu_us_p5": (np.float32(3),)}, "gpu_us_p5[0] = "),
-        ({"noise": math.nan}, "noise = nan of vllm"),
-        ({"max_err": math.inf}, "max_err = inf of vllm"),
-        ({"workspace_bytes": True}, "workspace_bytes = True of vllm"),
+        ({"noise": math.nan}, "noise = nan must be"),
+        ({"max_err": math.inf}, "max_err = inf must be"),
+        ({"workspace_bytes": True}, "workspace_bytes = True must be"),
         ({"settings": {"best": math.nan}}, "not JSON compliant"),
+        ({"family": 3}, "family = 3 must be text"),
+        ({"flags": "hot"}, "flags = 'hot' must be a list"),
     ],
 )
 def test_what_is_no_number_is_never_written(change, words, tmp_path):
@@ -137,20 +144,21 @@ def without(*names):
         (2, lambda e: json.dumps(e).replace("[0.0]", "[NaN]"), "line 3 is not JSON (NaN is no number)"),
         (1, lambda e: e | {"kind": "lad"}, "line 2: kind = 'lad' must be one of run, load, time"),
         (0, without("grid"), "line 1: field 'grid' is missing; docs/records.md lists the fields"),
-        (0, lambda e: e | {"gpu": {"title": "x"}}, "line 1: field 'n_sms' is missing"),
+        (0, lambda e: e | {"gpu": {"title": "x"}}, "line 1: field 'gpu.n_sms' is missing"),
         (
             0,
             lambda e: e | {"gpu": {"title": "x", "n_sms": "28"}},
-            "line 1: gpu of run 'one' must have a title, and n_sms",
+            "line 1: gpu.n_sms = '28' must be a whole number, 1 or more",
         ),
         (1, without("steps"), "line 2: field 'steps' is missing"),
-        (1, lambda e: e | {"shape": {"n_q_heads": 3}}, "line 2: "),
+        (1, lambda e: e | {"shape": {"n_q_heads": 3}}, "line 2: field 'shape.n_kv_heads' is missing"),
         (2, lambda e: e | {"run": "two"}, "line 3: run 'two' or load 'bimodal(8,16k)' has no line before this one"),
         (2, lambda e: e | {"load": "other"}, "line 3: run 'one' or load 'other' has no line before"),
         (2, lambda e: e | {"gpu_us": []}, "line 3: gpu_us must have 1 entries, one per step of the load"),
         (2, lambda e: e | {"gpu_us": [1.0, 2.0]}, "line 3: gpu_us must have 1 entries"),
-        (2, lambda e: e | {"gpu_us": ["7"]}, "line 3: gpu_us[0] = '7' of split_kv on bimodal(8,16k) must be a number"),
-        (2, lambda e: e | {"noise": -1}, "line 3: noise = -1 of split_kv"),
+        (2, lambda e: e | {"gpu_us": ["7"]}, "line 3: gpu_us[0] = '7' must be a number"),
+        (2, lambda e: e | {"noise": -1}, "line 3: noise = -1 must be a number, 0 or more (of 'split_kv' on"),
+        (2, lambda e: e | {"gpu_us": [0]}, "line 3: gpu_us[0] = 0 must be a number above 0"),
     ],
 )
 def test_a_line_that_cannot_be_read_is_named(number, change, words, tmp_path):
@@ -160,9 +168,86 @@ def test_a_line_that_cannot_be_read_is_named(number, change, words, tmp_path):
     assert "\n" not in str(found.value)
 
 
+ODD = [None, True, -1, 0, 1e308, 1e-320, 3.5, "x", [], {}, [1], {"a": 1}, "\ud800", "a\nb", "", 10**400]
+# by number of the line: a path to each field, and the odd values that it may hold
+FITS = {
+    0: {
+        "run": ["x"], "grid": ["x"], "date": ["x", "\ud800", "a\nb", ""], "gpu": [], "gpu.title": ["x"], "gpu.arch": [],
+        "gpu.n_sms": [], "gpu.peak_gb_per_s": [None, 0, 1e-320, 3.5], "gpu.memory_gb": [None, 0, 1e-320, 3.5],
+        "versions": [{}], "versions.torch": [None, "x", "\ud800", "a\nb", ""],
+        "commit": [None, "x", "\ud800", "a\nb", ""], "changed": [True], "floor_us": [0, 1e-320, 3.5],
+        "settings": [{}, {"a": 1}], "cpu": ["x", "\ud800", "a\nb", ""],
+    },
+    1: {
+        "load": ["x"], "seed": [0], "shape": [], "shape.head_dim": [], "shape.dtype": [], "steps": [], "steps.0": [],
+        "steps.0.lengths": [[], [1]], "steps.0.lengths.0": [0], "steps.0.weight": [],
+    },
+    2: {
+        "run": ["x"], "load": ["x"], "engine": ["x"], "family": ["x", "\ud800", "a\nb", ""], "gpu_us": [[1]],
+        "gpu_us.0": [3.5], "gpu_us_p5.0": [0, 1e-320, 3.5], "plan_us.0": [0, 1e-320, 3.5], "wall_us": [[1]],
+        "noise": [None, 0, 1e-320, 3.5], "workspace_bytes": [None, 0], "flags": [[]], "settings": [{}, {"a": 1}],
+        "refused": [None, "x", "\ud800", "a\nb", ""],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "path"), [(number, path) for number, of in FITS.items() for path in of])
+def test_a_field_of_a_wrong_type_is_named(number, path, tmp_path):
+    """By file, line and field, in one line: nothing of it gets further."""
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    for odd in ODD:
+
+        def change(entry, odd=odd):
+            inner = entry
+            for part in parents:
+                inner = inner[part]
+            inner[last] = odd
+            return entry
+
+        file = changed_line(tmp_path, number, change)
+        try:
+            read_records([file])
+            refusal = ""
+        except RecordError as error:
+            refusal = str(error)
+        file.unlink()
+        fits = any(type(odd) is type(fit) and odd == fit for fit in FITS[number][path])
+        if fits and path in ("run", "load"):
+            assert not refusal or "has no line before this one" in refusal
+        elif fits:
+            assert not refusal, (odd, refusal)
+        else:
+            named = path.split(".")[0] if last != "dtype" else "(shape.)?dtype"
+            assert re.search(rf"{file}, line {number + 1}: (field ')?{named}\b", refusal), (odd, refusal)
+            assert "\n" not in refusal
+            assert len(refusal) < 400
+
+
+def test_a_grid_is_no_path(tmp_path):
+    words = "line 1: grid = '/../../x' must be small letters, digits, '_' and '-'"
+    with pytest.raises(RecordError, match=re.escape(words)):
+        read_records([changed_line(tmp_path, 0, lambda entry: entry | {"grid": "/../../x"})])
+    with pytest.raises(ValueError, match="grid = 'a/b' must be"):
+        append(tmp_path / "b", [run_of(grid_name="a/b")], "one")
+
+
 def test_a_field_of_a_later_version_is_passed_over(tmp_path):
-    file = changed_line(tmp_path, 2, lambda entry: entry | {"energy_mj": [3.0]})
-    assert read_records([file]) == read_records([write_records(tmp_path / "b", loads=[PLAIN])])
+    for number, change in (
+        (2, lambda entry: entry | {"energy_mj": [3.0]}),
+        (1, lambda entry: entry | {"shape": entry["shape"] | {"sink": "x"}}),
+    ):
+        file = changed_line(tmp_path, number, change)
+        assert read_records([file]) == read_records([write_records(tmp_path / "b", loads=[PLAIN])])
+        file.unlink()
+        (tmp_path / "b").unlink()
+
+
+def test_a_field_that_has_its_default_may_be_left_out(tmp_path):
+    def change(entry):
+        del entry["seed"], entry["shape"]["kv_dtype"], entry["steps"][0]["weight"]
+        return entry
+
+    assert read_records([changed_line(tmp_path, 1, change)]).loads == {PLAIN.name: PLAIN}
 
 
 def test_one_name_is_one_load_and_one_run(tmp_path):

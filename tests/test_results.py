@@ -7,10 +7,13 @@ import re
 import pytest
 from recordfiles import H200, OLD, SLICE, refusal_of, run_of, timing_of, write_records
 
-from pkv.bench import published
+from pkv import profiles
+from pkv.bench import beside, published
 from pkv.bench.loads import Load, Step, grid, load, trace_load
-from pkv.bench.records import append, read_records
+from pkv.bench.records import Records, append, read_records
 from pkv.bench.results import (
+    differing,
+    flagged,
     geomean,
     group_of,
     grouped,
@@ -21,10 +24,13 @@ from pkv.bench.results import (
     parts,
     refusals,
     results_of,
+    sound,
 )
 from pkv.bench.summaries import always, measured_regret, summaries
 from pkv.commands import CommandError, compare
 from pkv.commands.tables import as_table, published_beside
+from pkv.gpus import forget_profiles
+from pkv.profiles import read_shipped
 
 PLAIN = load("bimodal", 8, 16384)
 TRACES = [trace_load("bimodal", 8, seed) for seed in (20260623, 20260624, 20260625)]
@@ -102,6 +108,119 @@ def test_a_summary_counts_the_loads_that_an_engine_did(tmp_path):
     assert refusals(records) == {"batch-attention": {"too short": [other.name]}}
     text = as_table(records)
     assert f"batch-attention left out on {other.name}: too short" in text
+
+
+HOT = ("reads 9000 GB/s, above the card's 4800: some of it came from a cache",)
+
+
+def with_a_doubt(path, engine, gpu_us=40.0):
+    """BY_HAND, and a doubtful time of one engine."""
+    timed(path, BY_HAND)
+    return timed(path, {engine: (0.0, gpu_us)}, flags=HOT)
+
+
+def test_a_doubtful_rival_is_not_the_best_of_flashinfer(tmp_path):
+    of_load = results_of(with_a_doubt(tmp_path / "a", "fa2-tensor-core"))[PLAIN.name]
+    assert of_load["fa2-tensor-core"].flags == HOT
+    assert over_flashinfer(of_load, "row_local") == 100 / 80  # batch-attention's
+    assert over_flashinfer(of_load, "fa2-tensor-core") is None
+    assert over(of_load, "row_local", ["fa2-tensor-core"]) is None
+    of_load = results_of(with_a_doubt(tmp_path / "b", "stream", 60.0))[PLAIN.name]
+    assert of_stream(of_load, "row_local") is None
+
+
+def test_tables_print_flags_and_make_no_ratio_of_them(tmp_path):
+    records = with_a_doubt(tmp_path / "a", "row_local")
+    assert flagged(records) == {"row_local": {HOT[0]: [PLAIN.name]}}
+    text = as_table(records)
+    line = next(line for line in text.splitlines() if line.startswith("row_local "))
+    assert [*line.split()[2:3], *line.split()[4:6]] == ["40.0", "-", "-"]
+    said = f"row_local is doubtful on bimodal(8,16k): {HOT[0]}\nno ratio is made of a doubtful time"
+    assert text.endswith(said)
+    other = load("equal", 1, 4096)
+    records = timed(tmp_path / "a", {"row_local": (0.0, 10.0), "fa2-tensor-core": (20.0, 5.0)}, made=other)
+    (ours,) = (made for made in summaries(results_of(records)) if made.engine == "row_local")
+    assert (ours.n_loads, ours.over_best, ours.worst) == (1, 0.5, (0.5, other.name))
+    text = as_table(records)
+    assert said in text
+    lines = [line.split()[1:3] for line in text.splitlines() if line.startswith("row_local ")]
+    assert ["40.0", "10.0"] in lines
+    assert ["-", "0.50"] in lines
+
+
+def test_a_mean_over_seeds_has_the_doubts_of_all(tmp_path):
+    for made, flags in zip(TRACES, ((), HOT, HOT), strict=True):
+        timed(tmp_path / "a", {"workqueue": (0.0, 100.0)}, made=made, flags=flags)
+        timed(tmp_path / "a", {"fa2-tensor-core": (0.0, 200.0)}, made=made)
+    records = read_records([tmp_path / "a"])
+    of_group = grouped(results_of(records))["bimodal B8"]
+    assert of_group["workqueue"].flags == HOT
+    assert over_flashinfer(of_group, "workqueue") is None
+    line = re.search(r"^bimodal B8 workqueue .*", as_table(records), re.MULTILINE)[0]
+    assert line.split()[-1] == "-"
+
+
+def test_what_is_sound_is_told_by_the_last_time_of_a_machine_and_grid(tmp_path):
+    records = with_a_doubt(tmp_path / "a", "row_local")
+    kept = sound(records)
+    assert "row_local" not in results_of(kept)[PLAIN.name], "nor the sound time before it"
+    assert len(kept.timings) == len(BY_HAND) - 1
+    assert [(timing.engine, timing.flags) for timing in kept.doubtful] == [("row_local", HOT)]
+    both = timed(tmp_path / "a", {"row_local": (0.0, 500.0)}, run_of("two", machine=SLICE))
+    assert [timing.run for timing in sound(both).timings if timing.engine == "row_local"] == ["two"]
+    assert sound(timed(tmp_path / "b", BY_HAND)) == timed(tmp_path / "c", BY_HAND)
+
+
+def test_a_time_of_0_makes_no_ratio(tmp_path):
+    records = timed(tmp_path / "a", BY_HAND)
+    none = Records(
+        records.runs, records.loads, tuple(timing_of(PLAIN, name, gpu_us=(0.0,)) for name in BY_HAND)
+    )  # no file holds it
+    of_load = results_of(records)[PLAIN.name] | {
+        "fa2-tensor-core": results_of(none)[PLAIN.name]["fa2-tensor-core"],
+        "vllm": results_of(none)[PLAIN.name]["vllm"],
+    }
+    assert over_flashinfer(of_load, "row_local") == 100 / 80
+    assert over_flashinfer(of_load, "vllm") is None
+    assert over(of_load, "row_local", ["vllm"]) is None
+    changes, alone, skipped = compare.changes_of(records, none)
+    assert not changes
+    assert alone == {"A": [], "B": []}
+    assert skipped == [f"bimodal(8,16k) {name} (B: a time of 0)" for name in BY_HAND]
+
+
+def test_runs_that_differ_are_named_above_a_table(tmp_path):
+    records = timed(tmp_path / "a", BY_HAND)
+    assert differing(records) == ""
+    gpu = run_of().gpu | {"driver": "580.1", "power_limit_w": 500.0}
+    versions = run_of().versions | {"torch": "9"}
+    newer = run_of("two", commit="ffff", changed=True, versions=versions, gpu=gpu)
+    records = timed(tmp_path / "a", {"row_local": (0.0, 50.0)}, newer)
+    said = (
+        "Of 2 runs, which differ in commit (ffff with changes, 5b9849f), driver (580.1, None), "
+        "power limit (500.0, None), torch (9, 2.11.0)."
+    )
+    assert differing(records) == said
+    assert as_table(records).splitlines()[:3] == ["NVIDIA H200, 132 SMs, grid smoke", said, ""]
+    records = timed(tmp_path / "a", BY_HAND, newer)
+    assert differing(records) == "", "times of the first run no longer count"
+
+
+def test_a_profile_of_the_users_own_changes_no_published_time(tmp_path, monkeypatch):
+    rows = [row for row in published.published() if row.log == "seed_20260623_bimodal_b8.txt"]
+    beside._simulated_ms.cache_clear()
+    before = [beside._simulated_ms(row.configuration) for row in rows]
+    monkeypatch.setenv("PKV_CACHE", str(tmp_path))
+    fields = read_shipped(published.GPU)
+    profiles.write_own(published.GPU, fields | {"costs": fields["costs"] | {"memory_gb_per_s": 1.0}})
+    forget_profiles()
+    beside._simulated_ms.cache_clear()
+    try:
+        assert [beside._simulated_ms(row.configuration) for row in rows] == before
+        assert rows
+    finally:
+        beside._simulated_ms.cache_clear()
+        forget_profiles()
 
 
 def test_an_engine_that_refuses_after_all_has_no_time(tmp_path):
@@ -238,6 +357,20 @@ def test_compare_says_what_differs_and_what_only_one_has(tmp_path, capsys):
     assert "of 1 in both: 1 slower; GPU time B / A, geometric mean: 2.000" in out
     assert "only in A: bimodal(8,16k) row_local (B: no GPU)" in out
     assert "only in B: bimodal(8,16k) workqueue" in out
+
+
+def test_compare_lists_what_it_does_not_compare(tmp_path, capsys):
+    timed(tmp_path / "a", BY_HAND)
+    with_a_doubt(tmp_path / "b", "vllm", 1.0)
+    run_command(compare, tmp_path / "a", tmp_path / "b", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert found["not_compared"] == [f"bimodal(8,16k) vllm (B: {HOT[0]})"]
+    assert "vllm" not in {change["engine"] for change in found["changes"]}
+    assert found["summary"]["faster"] == 0
+    run_command(compare, tmp_path / "b", tmp_path / "a")
+    out = capsys.readouterr().out
+    assert "of 4 in both: 4 within noise" in out
+    assert f"\nnot compared: bimodal(8,16k) vllm (A: {HOT[0]})" in out
 
 
 def test_compare_matches_machines_by_name_where_there_are_several(tmp_path, capsys):

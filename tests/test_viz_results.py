@@ -9,12 +9,12 @@ from xml.etree import ElementTree
 
 import pytest
 from drawings import SVG, texts
-from recordfiles import ENGINES, H200, SLICE, run_of, write_records
+from recordfiles import ENGINES, H200, SLICE, run_of, timing_of, write_records
 
 from pkv import viz
 from pkv.bench import shipped
-from pkv.bench.loads import SHAPE, Load, grid, load, trace_load
-from pkv.bench.records import read_records
+from pkv.bench.loads import SHAPE, Load, Step, grid, load, trace_load
+from pkv.bench.records import Records, append, read_records
 from pkv.commands import CommandError, plot
 from pkv.viz import paperfigures
 from pkv.viz.figures import FIGURES, Missing
@@ -154,6 +154,9 @@ def test_dots_of_the_stream_rise_with_their_part():
         (lambda: draw_stream({"a": [(1e6, 0.1)]}), "a comes nearest to the stream: 10% of its rate on all loads"),
         (lambda: draw_layers({"a": [(1, 50.0), (80, 40.0)], "b": [(1, 90.0), (80, 30.0)]}),
          "a is the cheapest with 1 layer, b with 80; b becomes 3.00× cheaper"),
+        (lambda: draw_layers({"a": [(1, 50.0), (80, 40.0)], "b": [(1, 90.0), (80, 41.0)], "c": [(1, 8e3), (80, 800.0)],
+                              "d": [(1, 90.0), (80, 42.0)]}, most=3),
+         "a is the cheapest with 1 layer and with 80; c becomes 10× cheaper. "),
         (lambda: draw_layers({"a": [(1, 50.0), (80, 49.0)]}), "a is the cheapest with 1 layer and with 80. "),
         (lambda: draw_growth({"a": [(1, 2.0), (64, 640.0)], "b": [(64, 0.0)]}, {"a": [(1, 1.0)]}),
          "At 64 rows the host plans 640 us for a, and 1 us or less for b"),
@@ -176,6 +179,19 @@ def test_dots_of_the_stream_rise_with_their_part():
 )  # fmt: skip
 def test_claims_follow_the_numbers(draw, claim):
     assert draw().alt.startswith(claim)
+
+
+def test_layers_that_the_title_names_have_a_curve():
+    """Of all engines the cheapest with many layers are drawn, and whatever the title says something of."""
+    costs = {f"e{n}": [(1, 90.0 + n), (80, 40.0 + n)] for n in range(9)}
+    costs |= {"few": [(1, 50.0), (80, 49.9)], "falls": [(1, 8e3), (80, 400.0)]}
+    picture = draw_layers(costs, "A note.", most=5)
+    assert picture.alt.startswith("few is the cheapest with 1 layer, e0 with 80; falls becomes 20× cheaper. ")
+    assert "5 of 11 engines: the cheapest with 80 layers, and those named above. A note. " in picture.alt
+    names = {text for *_, text in texts(picture)}
+    assert {"e0", "e1", "e2", "few", "falls"} <= names
+    assert not names & {"e3", "e8"}
+    assert draw_layers(costs, "A note.", most=11) == draw_layers(costs, "A note.")
 
 
 def test_bars_are_as_long_as_their_values():
@@ -311,6 +327,82 @@ def test_layers_keep_to_loads_that_all_curves_have(tmp_path):
     assert "vllm" not in picture.alt
 
 
+HOT = ("too fast",)
+
+
+def with_doubts(path, engine, loads, run):
+    """All engines on the loads, and one of them again on the first: twenty times as fast, with a flag."""
+    write_records(path, run, loads)
+    append(path, [timing_of(loads[0], engine, run.run, 0.05, flags=HOT)], run.run)
+    return read_records([path])
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "of"),
+    [
+        ("ratios", "workqueue", "paper"), ("stream", "workqueue", "paper"), ("layers", "workqueue", "paper"),
+        ("ladder", "workqueue", "paper"), ("regret", "workqueue", "paper"), ("charges", "workqueue", "paper"),
+        ("one_row", "split_kv", "paper"), ("bounds", "workqueue", "paper"), ("machines", "workqueue", "paper"),
+        ("regimes", "workqueue", "full"), ("growth", "workqueue", "growth"),
+    ],
+)  # fmt: skip
+def test_a_doubtful_time_is_in_no_figure_and_the_note_says_so(name, engine, of, tmp_path):
+    loads = list(grid(of)[40:60] if of == "full" else grid(of))
+    if of == "paper":
+        loads = [trace_load(trace, 8, 20260623) for trace in ("bimodal", "zipf")]
+        loads = [*(load("equal", 1, 1024 * n) for n in (4, 8, 16, 64) if name == "one_row"), *loads]
+    records = with_doubts(tmp_path / "a", engine, loads, run_of("a", of))
+    picture = FIGURES[name](records)
+    assert f"Left out as doubtful: {engine} on 1 load." in picture.alt
+    others = replace(
+        records,
+        timings=tuple(timing for timing in records.timings if (timing.load, timing.engine) != (loads[0].name, engine)),
+    )
+    without = FIGURES[name](others)
+    assert picture.alt.replace(f" Left out as doubtful: {engine} on 1 load.", "") == without.alt
+    assert "doubtful" not in without.alt
+
+
+def test_runs_that_differ_are_named_in_a_figure(tmp_path):
+    write_records(tmp_path / "a", run_of("a", "paper"), TRACES)
+    newer = run_of("b", "paper", commit="ffff", gpu=run_of().gpu | {"driver": "580.1"})
+    write_records(tmp_path / "a", newer, TRACES, engines=["workqueue"])
+    records = read_records([tmp_path / "a"])
+    said = "Of 2 runs, which differ in commit (5b9849f, ffff), driver (None, 580.1)."
+    for name in ("ratios", "stream", "layers", "ladder", "regret", "charges", "bounds"):
+        assert f"NVIDIA H200, 132 SMs; grid paper. {said}" in FIGURES[name](records).alt, name
+    assert f"NVIDIA H200, 132 SMs: {said}" in FIGURES["machines"](records).alt
+
+
+def test_a_figure_of_doubtful_times_alone_says_what_it_lacks(tmp_path):
+    run, made = run_of(), load("bimodal", 8, 16384)
+    append(tmp_path / "a", [run, made], run.run)
+    append(tmp_path / "a", [timing_of(made, name, flags=HOT) for name in ENGINES], run.run)
+    with pytest.raises(Missing, match=r"ratios needs times of .*; left out as doubtful: split_kv on 1 load, "):
+        FIGURES["ratios"](read_records([tmp_path / "a"]))
+
+
+ODD_LOADS = {
+    "no rows": (SHAPE, ()),
+    "one without a token": (SHAPE, (0,)),
+    "three": (SHAPE, (0, 0, 0)),
+    "another shape": (replace(SHAPE, head_dim=512), (5, 5)),
+}
+
+
+@pytest.mark.parametrize(("shape", "lengths"), ODD_LOADS.values(), ids=ODD_LOADS)
+def test_odd_loads_keep_no_figure_from_its_others(shape, lengths, files, tmp_path):
+    """Without a token, or in a shape that no stage has: beside usual loads, and alone."""
+    names = ("bimodal(7,16k)", "equal(7,1k)", "trace bimodal B8 seed 20260624")
+    odd = [Load(name, shape, (Step(lengths),)) for name in names]
+    for number, file in enumerate(files):
+        records = read_records([file])
+        (run,) = records.runs.values()
+        both = write_records(tmp_path / f"both {number}", run, [*records.loads.values(), *odd])
+        assert of_records([both]).keys() >= of_records([file]).keys()
+        of_records([write_records(tmp_path / f"alone {number}", run, odd)])
+
+
 @pytest.mark.parametrize(
     ("name", "engines", "words"),
     [
@@ -366,6 +458,21 @@ def test_plot_one_figure_tables_and_json(files, tmp_path, capsys):
     assert not (tmp_path / "none").exists()
     with pytest.raises(CommandError, match="--table prints all tables"):
         run_plot(files[0], "--table", "--json")
+
+
+def test_plot_stays_in_its_folder_and_writes_each_part_once(tmp_path):
+    """No name in a record leads elsewhere; two that differ in odd letters only have two files."""
+    run = run_of("a", "my_grid", ("../NVIDIA Ä100", 4))
+    write_records(tmp_path / "a", run, [load("bimodal", 8, 16384)])
+    other = run_of("b", "my-grid", ("NVIDIA  100", 4))
+    write_records(tmp_path / "b", other, [load("bimodal", 8, 16384)])
+    records = read_records([tmp_path / "a", tmp_path / "b"])
+    end = "-my-grid-nvidia-100-4-sms"
+    assert list(plot.allowed(records, "stream")) == [end, f"{end}-other"]
+    odd = Records({"a": replace(run, grid="/../../../x\ud800")}, records.loads, records.timings[:13])
+    assert list(plot.allowed(odd, "stream")) == ["-x-nvidia-100-4-sms"]
+    run_plot(tmp_path / "a", tmp_path / "b", "--figure", "stream", "--out", tmp_path / "out")
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [f"stream{end}-other.svg", f"stream{end}.svg"]
 
 
 def test_plot_says_where_it_cannot_write(files, tmp_path):

@@ -8,7 +8,8 @@ import functools
 
 from pkv.bench import published
 from pkv.bench.results import Result, Results, group_of, grouped
-from pkv.gpus import load_gpu
+from pkv.gpus import profile_of
+from pkv.profiles import read_shipped
 
 RIVAL_PUBLISHED = "flashinfer"  # what the published logs call FlashInfer's tensor-core kernel
 RIVAL_HERE = "fa2-tensor-core"
@@ -37,4 +38,5 @@ def published_beside(
 
 @functools.cache
 def _simulated_ms(configuration: published.Configuration) -> float:
-    return published.simulated_ms(configuration, load_gpu(published.GPU))
+    card = profile_of(published.GPU, read_shipped(published.GPU))  # whatever the user's own of that name says
+    return published.simulated_ms(configuration, card)

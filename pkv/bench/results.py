@@ -5,13 +5,14 @@ row_local is then 1.1 x the best of FlashInfer by GPU time. With its plan, which
 costs 408 us a layer in a model of one layer and 92 us in one of 80: row_local is 5.1 x and 1.15 x.
 
 A ratio is always the other's time over the engine's own, so above 1 the engine is the faster one. Ratios compare what
-was timed on the same machine and load. An engine that refuses a load is left out there, and `refusals` says why.
+was timed on the same machine and load. An engine that refuses a load is left out there, and `refusals` says why. A time
+with flags is doubtful: it is kept, and no ratio is made of it.
 """
 
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pkv.bench.records import Records, Run, Timing
 
@@ -23,7 +24,7 @@ TRACE = re.compile(r"trace (\w+) B(\d+) seed (\d+)")
 
 @dataclass(frozen=True)
 class Result:
-    """One engine on one load: means of its steps, in us. noise: see Timing; None where it is not known."""
+    """One engine on one load: means of its steps, in us. noise, flags: see Timing; None where noise is not known."""
 
     load: str
     engine: str
@@ -33,6 +34,7 @@ class Result:
     gpu_us: float
     wall_us: float
     noise: float | None = None
+    flags: tuple[str, ...] = ()
 
     def layer_us(self, n_layers: int | None = None) -> float:
         """Cost of a layer, with its share of the plan among n_layers; None: GPU time alone."""
@@ -58,7 +60,7 @@ def results_of(records: Records) -> dict[str, dict[str, Result]]:
         if timing.refused is None:
             plan_us, gpu_us, wall_us = (records.mean(timing, name) for name in ("plan_us", "gpu_us", "wall_us"))
             kv_bytes = records.loads[load].kv_bytes
-            made = Result(load, engine, timing.family, kv_bytes, plan_us, gpu_us, wall_us, timing.noise)
+            made = Result(load, engine, timing.family, kv_bytes, plan_us, gpu_us, wall_us, timing.noise, timing.flags)
             found.setdefault(load, {})[engine] = made
     return found
 
@@ -70,6 +72,49 @@ def refusals(records: Records) -> dict[str, dict[str, list[str]]]:
         if timing.refused is not None:
             found.setdefault(engine, {}).setdefault(timing.refused, []).append(load)
     return found
+
+
+def flagged(records: Records) -> dict[str, dict[str, list[str]]]:
+    """{engine: {flag: the loads on which its time is doubtful for it}}."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for (load, engine), timing in records.latest().items():
+        for flag in timing.flags:
+            found.setdefault(engine, {}).setdefault(flag, []).append(load)
+    return found
+
+
+def sound(records: Records) -> Records:
+    """Without the doubtful: an engine on a load whose last time there, on that machine and grid, has flags."""
+
+    def place_of(timing: Timing) -> tuple[str, ...]:
+        run = records.runs[timing.run]
+        return machine_of(run), run.grid, timing.load, timing.engine
+
+    last = {place_of(timing): timing for timing in records.timings}
+    kept = tuple(timing for timing in records.timings if not last[place_of(timing)].flags)
+    return replace(records, timings=kept, doubtful=tuple(timing for timing in last.values() if timing.flags))
+
+
+def differing(records: Records) -> str:
+    """What the runs do not have in common besides load and engine: a sentence, or "" where they have all of it.
+
+    Commit, changed files, versions, driver and power limit of the runs whose times count. Ratios mix them.
+    """
+    runs = {timing.run: records.runs[timing.run] for timing in records.latest().values()}.values()
+    facts: dict[str, list[str]] = {}
+    for run in runs:
+        facts.setdefault("commit", []).append(commit_of(run))
+        facts.setdefault("driver", []).append(str(run.gpu.get("driver")))
+        facts.setdefault("power limit", []).append(str(run.gpu.get("power_limit_w")))
+    for name in dict.fromkeys(name for run in runs for name in run.versions):
+        facts[name] = [str(run.versions.get(name)) for run in runs]
+    said = [f"{name} ({', '.join(dict.fromkeys(of))})" for name, of in facts.items() if len(set(of)) > 1]
+    return f"Of {len(runs)} runs, which differ in {', '.join(said)}." if said else ""
+
+
+def commit_of(run: Run) -> str:
+    """The commit in words, and whether files differed from it."""
+    return f"{run.commit or 'outside a clone'}{' with changes' if run.changed else ''}"
 
 
 def machine_of(run: Run) -> str:
@@ -96,15 +141,14 @@ def only(records: Records, timings: Sequence[Timing]) -> Records:
 def over(
     of_load: Mapping[str, Result], engine: str, rivals: Iterable[str], n_layers: int | None = None
 ) -> float | None:
-    """The fastest rival's cost of a layer over the engine's own; None where one of both is missing."""
-    costs = [of_load[rival].layer_us(n_layers) for rival in rivals if rival in of_load]
-    if engine not in of_load or not costs or not (own := of_load[engine].layer_us(n_layers)):
-        return None
-    return min(costs) / own
+    """The fastest rival's cost of a layer over the engine's own; None where one of both is missing or doubtful."""
+    known = {name: made.layer_us(n_layers) for name, made in of_load.items() if made.gpu_us and not made.flags}
+    costs = [known[rival] for rival in rivals if rival in known]
+    return min(costs) / known[engine] if costs and engine in known else None
 
 
 def over_flashinfer(of_load: Mapping[str, Result], engine: str, n_layers: int | None = None) -> float | None:
-    """`over` the best of FlashInfer's engines, at that number of layers."""
+    """`over` the best of FlashInfer's engines, at that number of layers; a doubtful one is not the best."""
     return over(of_load, engine, [made.engine for made in of_load.values() if made.family == FLASHINFER], n_layers)
 
 
@@ -161,4 +205,5 @@ def _mean(group: str, results: Sequence[Result]) -> Result:
     known = [made.noise for made in results if made.noise is not None]
     noise = max(known) if len(known) == len(results) else None
     kv_bytes, plan_us, gpu_us, wall_us = (mean(name) for name in ("kv_bytes", "plan_us", "gpu_us", "wall_us"))
-    return Result(group, results[0].engine, results[0].family, kv_bytes, plan_us, gpu_us, wall_us, noise)
+    flags = tuple(dict.fromkeys(flag for made in results for flag in made.flags))
+    return Result(group, results[0].engine, results[0].family, kv_bytes, plan_us, gpu_us, wall_us, noise, flags)

@@ -27,7 +27,7 @@ from pkv.bench.results import (
 
 @dataclass(frozen=True)
 class Summary:
-    """An engine over all loads that it did: geometric means, and how many loads those are.
+    """An engine over all loads that it did without a doubt: geometric means, and how many loads those are.
 
     over_best: over the best of FlashInfer by GPU time; worst: the least of it, and on which load. layers: the same with
     both plans charged, by number of layers. over_each: over each of FlashInfer's engines. stream: part of the stream.
@@ -49,7 +49,7 @@ def summaries(results: Results) -> list[Summary]:
     rivals = [name for name, family in engines.items() if family == FLASHINFER]
     found = []
     for engine, family in engines.items():
-        done = {load: of_load for load, of_load in results.items() if engine in of_load}
+        done = {load: of for load, of in results.items() if engine in of and not of[engine].flags}
         ratios = {load: over_flashinfer(of_load, engine) for load, of_load in done.items()}
         known = [(ratio, load) for load, ratio in ratios.items() if ratio is not None]
         made = Summary(

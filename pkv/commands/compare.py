@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pkv.bench.records import Records, Run
-from pkv.bench.results import Result, geomean, parts, refusals, results_of
+from pkv.bench.results import Result, commit_of, geomean, parts, refusals, results_of
 from pkv.commands import arguments
 from pkv.commands.output import print_json, say, table
 from pkv.commands.tables import records_of
@@ -51,14 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(args: argparse.Namespace) -> int:
-    """Print what differs: where the files come from, engine by engine and load by load, and what only one has."""
+    """Print what differs: where the files come from, engine by engine and load by load, and what is in no pair."""
     a, b = records_of([args.a]), records_of([args.b])
-    said, changes, alone = differences(a, b), *changes_of(a, b)
+    said, (changes, alone, skipped) = differences(a, b), changes_of(a, b)
     counts = {verdict: sum(change.verdict == verdict for change in changes) for verdict in VERDICTS}
     mean = geomean(change.ratio for change in changes)
     if args.json:
         found = [asdict(change) | {"ratio": change.ratio, "verdict": change.verdict} for change in changes]
-        print_json({"differences": said, "summary": counts | {"mean_ratio": mean}, "changes": found, "alone": alone})
+        summary = counts | {"mean_ratio": mean}
+        print_json({"differences": said, "summary": summary, "changes": found, "alone": alone, "not_compared": skipped})
         return 0
     blocks = ["\n".join(said)] if said else []
     if shown := [change for change in changes if change.verdict != VERDICTS[2]]:
@@ -68,6 +69,7 @@ def execute(args: argparse.Namespace) -> int:
         f"of {len(changes)} in both: {counted}; GPU time B / A, geometric mean: {mean:.3f}" if mean
         else "the files have no load and engine in common"
     )  # fmt: skip
+    blocks += ["\n".join(f"not compared: {words}" for words in skipped)] if skipped else []
     blocks += [f"only in {name}: {', '.join(of)}" for name, of in alone.items() if of]
     say("\n\n".join(blocks))
     return 0
@@ -92,7 +94,11 @@ def as_text(changes: list[Change]) -> str:
 def differences(a: Records, b: Records) -> list[str]:
     """What besides time differs between two files, in words: machines, versions, commits."""
     said = []
-    for name, of in (("GPU", machine_words), ("commit", commit_words), ("grid", lambda run: {run.grid})):
+    for name, of in (
+        ("GPU", machine_words),
+        ("commit", lambda run: {commit_of(run)}),
+        ("grid", lambda run: {run.grid}),
+    ):
         found = [", ".join(sorted({word for run in records.runs.values() for word in of(run)})) for records in (a, b)]
         if found[0] != found[1]:
             said.append(f"{name} differs: {found[0] or 'none'} in A, {found[1] or 'none'} in B")
@@ -114,14 +120,10 @@ def machine_words(run: Run) -> set[str]:
     return {", ".join([f"{run.gpu['title']} with {run.gpu['n_sms']} SMs", *beside])}
 
 
-def commit_words(run: Run) -> set[str]:
-    """The commit, and whether files differed from it."""
-    return {f"{run.commit or 'outside a clone'}{' with changes' if run.changed else ''}"}
+def changes_of(a: Records, b: Records) -> tuple[list[Change], dict[str, list[str]], list[str]]:
+    """Every (load, engine) of both; what only A or only B has; and, of what both have, whose times say nothing.
 
-
-def changes_of(a: Records, b: Records) -> tuple[list[Change], dict[str, list[str]]]:
-    """Every (load, engine) of both, and what only A or only B has, as "load engine", with the reason of a refusal.
-
+    The latter two are words, "load engine", with the reason of a refusal, or of a doubt. Loads that differ are in none.
     Files of one machine each are compared whatever the machines; of several, those of the same name are.
     """
     ours, theirs = results_by_machine(a), results_by_machine(b)
@@ -131,6 +133,7 @@ def changes_of(a: Records, b: Records) -> tuple[list[Change], dict[str, list[str
     same = {load for load in a.loads.keys() & b.loads.keys() if a.loads[load] == b.loads[load]}
     changes: list[Change] = []
     alone: dict[str, list[str]] = {"A": [], "B": []}
+    skipped: list[str] = []
     for machine in dict.fromkeys([*ours, *theirs]):
         timed_a, timed_b = ours.get(machine, {}), theirs.get(machine, {})
         for load, engine in dict.fromkeys([*timed_a, *timed_b]):
@@ -139,10 +142,17 @@ def changes_of(a: Records, b: Records) -> tuple[list[Change], dict[str, list[str
                 has, lacks = ("B", "A") if one is None else ("A", "B")
                 why = refused[lacks].get((load, engine))
                 alone[has].append(f"{load} {engine}" + (f" ({lacks}: {why})" if why else ""))
-            elif load in same and one.gpu_us and other.gpu_us:
+            elif load in same and (doubt := doubt_of(one, "A") or doubt_of(other, "B")):
+                skipped.append(f"{load} {engine} ({doubt})")
+            elif load in same:
                 noise = None if one.noise is None or other.noise is None else one.noise + other.noise
                 changes.append(Change(machine, load, engine, one.gpu_us, other.gpu_us, noise))
-    return changes, alone
+    return changes, alone, skipped
+
+
+def doubt_of(made: Result, name: str) -> str:
+    """Why a time says nothing, "" where it does; name: of its file."""
+    return f"{name}: {'; '.join(made.flags) or 'a time of 0'}" if made.flags or not made.gpu_us else ""
 
 
 def reasons(records: Records) -> dict[tuple[str, str], str]:

@@ -82,11 +82,14 @@ def allowed(records: Records, name: str) -> Mapping[str, Records]:
     """What a figure may be drawn of, by what its file's name says of it: each machine and grid, or all together."""
     if name in OF_ALL_MACHINES:
         return {"": records}
-    return {
-        f"-{grid}-{slug(machine)}": of
-        for (machine, grid), of in parts(records).items()
-        if grid != "growth" or name == "growth"  # loads of equal short rows say little else
-    }
+    found: dict[str, Records] = {}
+    for (machine, grid), of in parts(records).items():
+        if grid != "growth" or name == "growth":  # loads of equal short rows say little else
+            end = f"-{slug(grid)}-{slug(machine)}"
+            while end in found:  # two names may have one slug
+                end += "-other"
+            found[end] = of
+    return found
 
 
 def slug(words: str) -> str:

@@ -14,10 +14,13 @@ from pkv.bench.results import (
     NO_ATTENTION,
     Result,
     Results,
+    differing,
     engines_of,
+    flagged,
     geomean,
     grouped,
     of_stream,
+    over,
     over_flashinfer,
     parts,
     refusals,
@@ -50,7 +53,8 @@ def as_table(records: Records, loads: Collection[str] | None = None) -> str:
         kept = tuple(timing for timing in part.timings if loads is None or timing.load in loads)
         if kept:
             part = Records(part.runs, part.loads, kept)
-            sections.append(f"{machine}, grid {grid}\n\n{_section(part)}")
+            head = "\n".join(filter(None, [f"{machine}, grid {grid}", differing(part)]))
+            sections.append(f"{head}\n\n{_section(part)}")
     if not sections:
         raise ValueError("records hold no timing" + (" of these loads" if loads is not None else ""))
     return "\n\n\n".join(sections)
@@ -79,7 +83,7 @@ def _section(part: Records) -> str:
         )
         if rows := beside_published(results):
             blocks += [f"the paper's traces on its RTX 3060 (ms of a step) and here (us of a layer)\n{rows}"]
-    blocks += [refused] if (refused := refused_in_words(part)) else []
+    blocks += filter(None, [flagged_in_words(part), refused_in_words(part)])
     return "\n\n".join(blocks)
 
 
@@ -145,11 +149,11 @@ def beside_published(results: Results) -> str:
     rows = []
     for (group, engine), (published_ms, simulated_ms) in times.items():
         rival_ms, rival_simulated_ms = times[group, RIVAL_PUBLISHED]
-        here = groups[group].get(RIVAL_HERE if engine == RIVAL_PUBLISHED else engine)
-        rival = groups[group].get(RIVAL_HERE)
+        name = RIVAL_HERE if engine == RIVAL_PUBLISHED else engine
+        here = groups[group].get(name)
         cells = [f"{published_ms:.3f}", f"{simulated_ms:.3f}", f"{here.gpu_us:.1f}" if here else "-"]
         cells += [_times(rival_ms / published_ms), _times(rival_simulated_ms / simulated_ms)]
-        cells += [_times(rival.gpu_us / here.gpu_us if here and rival else None)]
+        cells += [_times(over(groups[group], name, [RIVAL_HERE]))]
         rows.append([f"{group} {engine}", *cells])
     header = ["trace, engine", "rtx3060 published", "simulated", "here", "x: published", "simulated", "here"]
     return table(header, rows) if rows else ""
@@ -157,11 +161,22 @@ def beside_published(results: Results) -> str:
 
 def refused_in_words(records: Records) -> str:
     """Which engines are left out, where and why; "" where none is."""
+    return _in_words(refusals(records), "left out on")
+
+
+def flagged_in_words(records: Records) -> str:
+    """Which times are doubtful, where and why; "" where none is."""
+    said = _in_words(flagged(records), "is doubtful on")
+    return f"{said}\nno ratio is made of a doubtful time" if said else ""
+
+
+def _in_words(reasons: Mapping[str, Mapping[str, Sequence[str]]], what: str) -> str:
+    """A line for each engine and reason."""
     lines = []
-    for engine, reasons in refusals(records).items():
-        for reason, loads in reasons.items():
+    for engine, of_engine in reasons.items():
+        for reason, loads in of_engine.items():
             where = loads[0] if len(loads) == 1 else f"{len(loads)} loads, such as {loads[0]}"
-            lines.append(f"{engine} left out on {where}: {reason}")
+            lines.append(f"{engine} {what} {where}: {reason}")
     return "\n".join(lines)
 
 

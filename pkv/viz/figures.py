@@ -1,8 +1,10 @@
 """What is drawn of records: FIGURES, by name. Each takes the records of one machine and grid, and makes one claim.
 
 `machines` takes those of all machines together. Where records lack what a figure needs, it raises Missing and says so.
+Doubtful times are left out, and the picture says which.
 """
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -17,9 +19,10 @@ from pkv.bench.results import (
     of_stream,
     over_flashinfer,
     results_of,
+    sound,
 )
 from pkv.bench.shipped import shipped_part, shipped_records
-from pkv.viz.needs import Missing, where
+from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.paperfigures import charges, ladder, machines, regret
 from pkv.viz.regimes import draw_regimes
 from pkv.viz.resultscurves import draw_growth, draw_layers
@@ -27,7 +30,9 @@ from pkv.viz.resultsratios import draw_ratios, draw_stream
 from pkv.viz.rowfigures import bounds, one_row
 from pkv.viz.svg import Picture
 
-SIZES = re.compile(r"(\w+)\((\d+)(?:,(\d+)(k?))?\)")  # a load of one step in the usual shape: bimodal(8,16k), short(8)
+SIZES = re.compile(
+    r"(\w+)\((\d+)(?:,(\d{1,9})(k?))?\)"
+)  # a load of one step in the usual shape: bimodal(8,16k), short(8)
 SHORT = 2048  # the most tokens of a row of the load `short`
 OF_GROWTH = (
     "split_kv", "length_buckets", "row_local", "workqueue", "adaptive:policy=cost",
@@ -58,7 +63,7 @@ def stream(records: Records) -> Picture:
     found: dict[str, list[tuple[float, float]]] = {}
     for engine in engines_of(results):
         for of_load in results.values():
-            if (part := of_stream(of_load, engine)) is not None:
+            if (part := of_stream(of_load, engine)) is not None and of_load[engine].kv_bytes:
                 found.setdefault(engine, []).append((of_load[engine].kv_bytes, part))
     if not found:
         raise Missing("stream needs times of the engine stream: pkv bench --engines stream,... --record FILE")
@@ -66,7 +71,10 @@ def stream(records: Records) -> Picture:
 
 
 def layers(records: Records) -> Picture:
-    """What a layer costs when 1, 8, 32 or 80 layers share a plan: geometric means over loads that all engines did."""
+    """What a layer costs when 1, 8, 32 or 80 layers share a plan: geometric means over loads that all engines did.
+
+    An engine that did fewer than NEARLY_ALL of the loads has no part in it.
+    """
     results = results_of(records)
     engines = list(engines_of(results))
     n_done = {engine: sum(engine in of_load for of_load in results.values()) for engine in engines}
@@ -78,10 +86,8 @@ def layers(records: Records) -> Picture:
     def cost(engine: str, n_layers: int) -> float:
         return geomean(of_load[engine].layer_us(n_layers) for of_load in common) or math.nan
 
-    shown = sorted(kept, key=lambda engine: cost(engine, LAYERS[-1]))[:MOST_CURVES]
-    curves = {engine: [(n, cost(engine, n)) for n in LAYERS] for engine in shown}
-    few = f" The {len(shown)} cheapest with {LAYERS[-1]} layers." if len(shown) < len(engines) else ""
-    return draw_layers(curves, f"Geometric means over {len(common)} loads.{few} {where(records)}.")
+    curves = {engine: [(n, cost(engine, n)) for n in LAYERS] for engine in kept}
+    return draw_layers(curves, f"Geometric means over {len(common)} loads. {where(records)}.", MOST_CURVES)
 
 
 def regimes(records: Records) -> Picture:
@@ -94,7 +100,7 @@ def regimes(records: Records) -> Picture:
             name = FLASHINFER if result.family == FLASHINFER else engine
             if engine in engines_of({load: of_load}) and not name.startswith("adaptive"):
                 best[name] = min(result.gpu_us, best.get(name, math.inf))
-        if sizes is None or made.shape != SHAPE or not best:
+        if sizes is None or made.shape != SHAPE or not best or not made.n_rows:
             continue
         first, *others = sorted(best, key=lambda name: best[name])
         margin = best[others[0]] / best[first] - 1 if others else None
@@ -112,8 +118,8 @@ def growth(records: Records) -> Picture:
     there = engines_of(results_of(records))
     shown = [engine for engine in OF_GROWTH if engine in there] or list(there)[:MOST_CURVES]
     for (load, engine), timing in records.latest().items():
-        if SIZES.fullmatch(load) and timing.refused is None and engine in shown:
-            n_rows = records.loads[load].n_rows
+        n_rows = records.loads[load].n_rows
+        if SIZES.fullmatch(load) and timing.refused is None and engine in shown and n_rows:
             plans.setdefault(engine, []).append((n_rows, records.mean(timing, "plan_us")))
             if timing.workspace_bytes is not None:
                 sizes.setdefault(engine, []).append((n_rows, float(timing.workspace_bytes)))
@@ -123,18 +129,26 @@ def growth(records: Records) -> Picture:
     return draw_growth(plans, sizes, f"Rows of 1,024 tokens. {where(records)}.")
 
 
-FIGURES: dict[str, Callable[[Records], Picture]] = {
-    "ratios": ratios,
-    "stream": stream,
-    "layers": layers,
-    "regimes": regimes,
-    "growth": growth,
-    "ladder": ladder,
-    "regret": regret,
-    "charges": charges,
-    "machines": machines,
-    "one_row": one_row,
-    "bounds": bounds,
+Figure = Callable[[Records], Picture]
+
+
+def of_sound(figure: Figure) -> Figure:
+    """The figure, drawn without doubtful times."""
+
+    @functools.wraps(figure)
+    def drawn(records: Records) -> Picture:
+        kept = sound(records)
+        try:
+            return figure(kept)
+        except Missing as error:
+            raise Missing("; ".join(filter(None, [str(error), doubts(kept).lower()]))) from None
+
+    return drawn
+
+
+FIGURES: dict[str, Figure] = {
+    figure.__name__: of_sound(figure)
+    for figure in (ratios, stream, layers, regimes, growth, ladder, regret, charges, machines, one_row, bounds)
 }
 OF_ALL_MACHINES = ("machines",)
 

@@ -6,16 +6,16 @@ Each takes the records of one machine and grid, `machines` those of all machines
 from collections.abc import Collection, Mapping
 
 from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
-from pkv.bench.loads import Load
+from pkv.bench.loads import SHAPE, Load
 from pkv.bench.records import Records
 from pkv.bench.regret import chosen_by
-from pkv.bench.results import TRACE, Result, grouped, parts, results_of
+from pkv.bench.results import TRACE, Result, differing, grouped, parts, results_of
 from pkv.bench.summaries import Choices, always, measured_regret, who_pays
 from pkv.gpus import GpuProfile, profile_of
 from pkv.profiles import read_shipped, shipped_names
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES
 from pkv.viz.bars import draw_regret
-from pkv.viz.needs import Missing, where
+from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
 from pkv.viz.svg import Picture, count_of
 
@@ -38,7 +38,8 @@ def ladder(records: Records) -> Picture:
 def machines(records: Records) -> Picture:
     """The paper's schedules over FlashInfer's tensor-core kernel: as published, simulated, and on each machine."""
     found: dict[str, dict[str, float]] = {}
-    for (machine, _), part in parts(records).items():
+    mixed: dict[tuple[str, str], str] = {}
+    for (machine, grid), part in parts(records).items():
         groups, times = published_beside(results_of(part))
         for (group, engine), (published_ms, simulated_ms) in times.items():
             of_group: Mapping[str, Result] = groups[group]
@@ -49,13 +50,20 @@ def machines(records: Records) -> Picture:
             bars = found.setdefault(f"{group}, {engine}", {})
             bars["RTX 3060, published"] = rival_ms / published_ms
             bars["RTX 3060, simulated"] = rival_simulated_ms / simulated_ms
+            mixed[machine, grid] = differing(part)
             bars[machine.removeprefix("NVIDIA ")] = of_group[RIVAL_HERE].gpu_us / of_group[engine].gpu_us
     if not found:
         raise Missing(
             f"machines needs workqueue, length_buckets and {RIVAL_HERE} on pkv bench --grid paper --record FILE"
         )
     planning = "Published and simulated times of FlashInfer hold its planning, those measured here do not."
-    return draw_machines(found, "FlashInfer's tensor-core kernel", f"Means over the published seeds. {planning}")
+    notes = [
+        "Means over the published seeds.",
+        planning,
+        *(f"{machine}: {said}" for (machine, _), said in mixed.items() if said),
+    ]
+    notes += [f"{left_out}."] if (left_out := doubts(records)) else []
+    return draw_machines(found, "FlashInfer's tensor-core kernel", " ".join(notes))
 
 
 def charges(records: Records) -> Picture:
@@ -85,8 +93,9 @@ def regret(records: Records) -> Picture:
     By loads that no cost was fitted to, where there are any.
     """
     timed = {key for key, timing in records.latest().items() if timing.refused is None}
-    traces = {name: load for name, load in records.loads.items() if TRACE.fullmatch(name)}
-    loads = [load for name, load in traces.items() if all((name, stage) in timed for stage in OWN)]
+    traces = {name: load for name, load in records.loads.items() if TRACE.fullmatch(name) and load.shape == SHAPE}
+    is_timed = {name: all((name, stage) in timed for stage in OWN) for name in traces}
+    loads = [load for name, load in traces.items() if is_timed[name] and load.kv_bytes]
     if not loads:
         raise Missing(f"regret needs {', '.join(OWN)} on pkv bench --grid paper --record FILE")
     profile, fitted = card_of(records)

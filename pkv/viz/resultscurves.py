@@ -12,26 +12,35 @@ LEFT = 62
 LEAST_US, LEAST_BYTES = 1.0, 1024.0  # below, a clock and an allocator say little
 
 
-def draw_layers(costs: Mapping[str, Sequence[tuple[float, float]]], note: str = "") -> Picture:
-    """What a layer costs when the step's plan serves all layers: {engine: [(layers, us a layer)]}."""
+def draw_layers(costs: Mapping[str, Sequence[tuple[float, float]]], note: str = "", most: int | None = None) -> Picture:
+    """What a layer costs when the step's plan serves all layers: {engine: [(layers, us a layer)]}.
+
+    The title is about all engines. most: how many have a curve, of more than that the cheapest with many layers, and
+    those that the title names.
+    """
     checked = {engine: points_of(f"costs[{engine!r}]", points) for engine, points in some("costs", costs).items()}
-    title = layers_claim(checked)
+    title, named = layers_claim(checked)
     notes = ["us a layer, with its share of the plan that the host makes once a step."]
+    shown = checked
+    if most is not None and len(checked) > most:
+        cheapest = sorted(checked, key=lambda engine: (engine not in named, checked[engine][-1][1]))[:most]
+        shown = {engine: checked[engine] for engine in sorted(cheapest, key=lambda engine: checked[engine][-1][1])}
+        many = count_of(int(max(points[-1][0] for points in checked.values())), "layer")
+        notes += [f"{len(shown)} of {len(checked)} engines: the cheapest with {many}, and those named above."]
     notes += [note] if note else []
     sheet = Sheet()
     sheet.heading(title, [" ".join(notes)])
-    place = (LEFT, WIDTH - room_for(list(checked)), 300.0)
-    counts = sorted({x for points in checked.values() for x, _ in points})
-    draw_curves(sheet, checked, place, ("layers that share the plan", "us a layer"), ticks=counts)
+    place = (LEFT, WIDTH - room_for(list(shown)), 300.0)
+    counts = sorted({x for points in shown.values() for x, _ in points})
+    draw_curves(sheet, shown, place, ("layers that share the plan", "us a layer"), ticks=counts)
     words = "; ".join(
-        f"{engine}: " + ", ".join(f"{us_in_words(y)} with {x:g}" for x, y in points)
-        for engine, points in checked.items()
+        f"{engine}: " + ", ".join(f"{us_in_words(y)} with {x:g}" for x, y in points) for engine, points in shown.items()
     )
     return sheet.finish(f"{title}. {' '.join(notes)} {words}.")
 
 
-def layers_claim(costs: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Which engine is the cheapest with few layers and with many, and whose cost falls the most."""
+def layers_claim(costs: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[str, set[str]]:
+    """Which engine is the cheapest with few layers and with many, and whose cost falls the most; the engines named."""
     first, last = ({engine: points[end] for engine, points in costs.items()} for end in (0, -1))
     few, many = (min(found, key=lambda engine: found[engine][1]) for found in (first, last))
     n_few, n_many = first[few][0], last[many][0]
@@ -41,7 +50,9 @@ def layers_claim(costs: Mapping[str, Sequence[tuple[float, float]]]) -> str:
         head = f"{few} is the cheapest with {count_of(int(n_few), 'layer')}, {many} with {n_many:,g}"
     falls = {engine: first[engine][1] / last[engine][1] for engine in costs}
     most = max(falls, key=lambda engine: falls[engine])
-    return head if falls[most] < 1.05 else f"{head}; {most} becomes {times_in_words(falls[most])} cheaper"
+    if falls[most] < 1.05:
+        return head, {few, many}
+    return f"{head}; {most} becomes {times_in_words(falls[most])} cheaper", {few, many, most}
 
 
 def draw_growth(

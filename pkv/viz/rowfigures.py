@@ -28,7 +28,7 @@ def one_row(records: Records) -> Picture:
         if timing.refused is not None or load.shape != SHAPE:
             continue
         for step, us in zip(load.steps, timing.gpu_us, strict=True):
-            if len(step.lengths) == 1 and us:
+            if len(step.lengths) == 1 and step.lengths[0] and us:
                 found.setdefault(step.lengths[0], {}).setdefault(engine, []).append(us)
     parts: dict[str, list[tuple[float, float]]] = {}
     for n_tokens, times in sorted(found.items()):
