@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from recordfiles import H200, OLD, SLICE, refusal_of, run_of, timing_of, write_records
+from recordfiles import ENGINES, H200, OLD, SLICE, refusal_of, run_of, timing_of, write_records
 
 from pkv import profiles
 from pkv.bench import beside, published
@@ -28,7 +28,7 @@ from pkv.bench.results import (
 )
 from pkv.bench.summaries import always, measured_regret, summaries
 from pkv.commands import CommandError, compare
-from pkv.commands.tables import as_table, published_beside
+from pkv.commands.tables import as_table, over_all, published_beside
 from pkv.gpus import forget_profiles
 from pkv.profiles import read_shipped
 
@@ -357,6 +357,27 @@ def test_compare_says_what_differs_and_what_only_one_has(tmp_path, capsys):
     assert "of 1 in both: 1 slower; GPU time B / A, geometric mean: 2.000" in out
     assert "only in A: bimodal(8,16k) row_local (B: no GPU)" in out
     assert "only in B: bimodal(8,16k) workqueue" in out
+
+
+def test_compare_shows_the_rarer_direction_and_not_every_lonely_engine(tmp_path, capsys):
+    changes = [compare.Change("m", f"load {n}", "vllm", 100.0, 200.0 if n else 98.0, 0.01) for n in range(60)]
+    text = compare.as_text(changes)
+    assert re.search(r"^load 0, vllm .* 0.980 .* faster$", text, re.MULTILINE), "59 larger ones do not crowd it out"
+    assert text.endswith("... and 20 more, in --json")
+    write_records(tmp_path / "a", loads=grid("smoke"))
+    write_records(tmp_path / "b", loads=grid("smoke"), engines=["vllm"])
+    assert run_command(compare, tmp_path / "a", tmp_path / "b") == 0
+    n_alone = 6 * (len(ENGINES) - 1)
+    assert f", and {n_alone - 6} more, in --json" in capsys.readouterr().out
+
+
+def test_the_summary_has_the_three_times_apart(tmp_path):
+    records = timed(tmp_path / "a", {"vllm": (30.0, 100.0), "row_local": (5.0, 50.0)})
+    found = {summary.engine: summary for summary in summaries(results_of(records))}
+    assert (found["vllm"].plan_us, found["vllm"].gpu_us) == (30.0, 100.0)
+    wall_us = results_of(records)[PLAIN.name]["vllm"].wall_us
+    assert found["vllm"].wall_us == wall_us > 0
+    assert re.search(rf"^vllm +1 +100.0 +30.0 +{wall_us:.1f} ", over_all(list(found.values())), re.MULTILINE)
 
 
 def test_compare_lists_what_it_does_not_compare(tmp_path, capsys):

@@ -153,10 +153,10 @@ def test_dots_of_the_stream_rise_with_their_part():
          "a comes nearest to the stream: 85% of its rate from 256 MB on, at least 80%"),
         (lambda: draw_stream({"a": [(1e6, 0.1)]}), "a comes nearest to the stream: 10% of its rate on all loads"),
         (lambda: draw_layers({"a": [(1, 50.0), (80, 40.0)], "b": [(1, 90.0), (80, 30.0)]}),
-         "a is the cheapest with 1 layer, b with 80; b becomes 3.00× cheaper"),
+         "a is the cheapest with 1 layer, b with 80; with 1 b costs 3.00× as much as with 80"),
         (lambda: draw_layers({"a": [(1, 50.0), (80, 40.0)], "b": [(1, 90.0), (80, 41.0)], "c": [(1, 8e3), (80, 800.0)],
                               "d": [(1, 90.0), (80, 42.0)]}, most=3),
-         "a is the cheapest with 1 layer and with 80; c becomes 10× cheaper. "),
+         "a is the cheapest with 1 layer and with 80; with 1 c costs 10× as much as with 80. "),
         (lambda: draw_layers({"a": [(1, 50.0), (80, 49.0)]}), "a is the cheapest with 1 layer and with 80. "),
         (lambda: draw_growth({"a": [(1, 2.0), (64, 640.0)], "b": [(64, 0.0)]}, {"a": [(1, 1.0)]}),
          "At 64 rows the host plans 640 us for a, and 1 us or less for b"),
@@ -186,7 +186,8 @@ def test_layers_that_the_title_names_have_a_curve():
     costs = {f"e{n}": [(1, 90.0 + n), (80, 40.0 + n)] for n in range(9)}
     costs |= {"few": [(1, 50.0), (80, 49.9)], "falls": [(1, 8e3), (80, 400.0)]}
     picture = draw_layers(costs, "A note.", most=5)
-    assert picture.alt.startswith("few is the cheapest with 1 layer, e0 with 80; falls becomes 20× cheaper. ")
+    claim = "few is the cheapest with 1 layer, e0 with 80; with 1 falls costs 20× as much as with 80. "
+    assert picture.alt.startswith(claim)
     assert "5 of 11 engines: the cheapest with 80 layers, and those named above. A note. " in picture.alt
     names = {text for *_, text in texts(picture)}
     assert {"e0", "e1", "e2", "few", "falls"} <= names

@@ -388,7 +388,7 @@ viz.draw_recorded("one_row")
 viz.draw_recorded("one_row", n_sms=28)
 
 # %% [markdown]
-# 8 splits cost less there, and 64 gain little over 32: more splits help as long as SMs are left over.
+# 8 splits cost less there, and 64 gain little over 32: more splits help as long as SMs are left over. `split_kv` keeps its lead, and it is a larger one.
 #
 # The paper has times for one of these traces, `bucketed`, with `length_buckets` for the stage, on the RTX 3060. FlashInfer's time over that stage's, there, in the simulator, and in our records (published and simulated times of FlashInfer hold its planning, the measured ones do not):
 
@@ -407,6 +407,8 @@ for words, our_ms, their_ms in zip(("published", "simulated"), ours, theirs):
     print(f"RTX 3060, {words}".ljust(20), f"{their_ms / our_ms:.2f}")
 
 # %% [markdown]
+# All four are above 1. But about half of FlashInfer's published time on this trace is its planning, says the simulator; lesson 04 takes that apart.
+#
 # On a GPU, this cell times one row of 65,536 tokens on yours: unsplit, split, and FlashInfer's decode on tensor cores (the GPU's units for small matrix products, which our kernels use too), if it is installed.
 
 # %%

@@ -494,6 +494,8 @@ for engine in ("fa2-tensor-core", "length_buckets", "workqueue", "row_local", "s
     print(f"{engine:15}", *[f"{results[engine].gpu_us:7.0f} " for results in measured])
 
 # %% [markdown]
+# The order is not the same everywhere. On the whole card buckets come last, as on the RTX 3060, and the others lie close together. On the slice it is FlashInfer and `split_kv` that come last, far behind. There, memory is fast and programs are few, so nothing hides a program that is left alone with a long row: the slice shows more of what schedules are worth than an RTX 3060 would.
+#
 # On a GPU, this cell times the batch of this lesson on yours: `split_kv` and `row_local` in 12 splits, `row_local` left alone, and FlashInfer, if it is installed.
 
 # %%

@@ -174,7 +174,7 @@ FLASHINFER = (
     engine(
         "fa2-cuda-core", "FlashInfer's decode as it is by default", functools.partial(prepare_wrapper, False, "fa2")
     ),
-    engine("fa3", "FlashInfer's decode by FlashAttention-3, a kernel for many query tokens: slow here", functools.partial(prepare_wrapper, True, "fa3")),
+    engine("fa3", "FlashAttention-3, made for prefill", functools.partial(prepare_wrapper, True, "fa3")),
     engine("batch-attention", "FlashInfer's persistent kernel, BatchAttention", prepare_batch_attention),
     engine("xqa", "TensorRT-LLM's kernel, served by FlashInfer", prepare_xqa),
 )  # fmt: skip

@@ -31,7 +31,7 @@ def why_not(batch: Batch) -> str | None:
     needed = dense_bytes(batch)
     if needed > MOST_DENSE_BYTES:
         limit = MOST_DENSE_BYTES / 1e9
-        return f"padded to the longest row, its copies of K and V have {needed / 1e9:.1f} GB, more than the {limit:.0f} GB allowed"
+        return f"padded to the longest row, K and V take {needed / 1e9:.1f} GB, more than the {limit:.0f} GB allowed"
     return has_empty_rows(batch)
 
 

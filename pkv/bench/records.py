@@ -234,9 +234,3 @@ def append(path: Path, values: Sequence[Run | Load | Timing], run: str) -> None:
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
-
-
-def cut_off_part_of_a_line(path: Path) -> None:
-    """Take away what a killed sweep wrote of its last line, so that the next begins on a line of its own."""
-    with path.open("rb+") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)

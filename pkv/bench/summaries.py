@@ -4,6 +4,8 @@ On two loads an engine is 1.2 x and 0.9 x the best of FlashInfer: its geometric 
 that takes it on both, where the second load's best candidate takes 90 us and it 100 us, has regrets of 0 and 11%.
 """
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +31,7 @@ from pkv.bench.results import (
 class Summary:
     """An engine over all loads that it did without a doubt: geometric means, and how many loads those are.
 
+    gpu_us, plan_us, wall_us: medians over these loads, of a layer, a plan, and both from idle to idle.
     over_best: over the best of FlashInfer by GPU time; worst: the least of it, and on which load. layers: the same with
     both plans charged, by number of layers. over_each: over each of FlashInfer's engines. stream: part of the stream.
     """
@@ -36,6 +39,9 @@ class Summary:
     engine: str
     family: str
     n_loads: int
+    gpu_us: float
+    plan_us: float
+    wall_us: float
     over_best: float | None
     worst: tuple[float, str] | None
     layers: dict[int, float | None]
@@ -53,13 +59,23 @@ def summaries(results: Results) -> list[Summary]:
         ratios = {load: over_flashinfer(of_load, engine) for load, of_load in done.items()}
         known = [(ratio, load) for load, ratio in ratios.items() if ratio is not None]
         made = Summary(
-            engine, family, len(done), geomean(ratios.values()), min(known, default=None),
+            engine, family, len(done),
+            *medians_of([of[engine] for of in done.values()]),
+            geomean(ratios.values()), min(known, default=None),
             {n: geomean(over_flashinfer(of_load, engine, n) for of_load in done.values()) for n in LAYERS},
             {rival: geomean(over(of_load, engine, [rival]) for of_load in done.values()) for rival in rivals},
             geomean(of_stream(of_load, engine) for of_load in done.values()),
         )  # fmt: skip
         found.append(made)
     return sorted(found, key=lambda made: -(made.over_best or 0.0))
+
+
+def medians_of(results: Sequence[Result]) -> tuple[float, float, float]:
+    """Of GPU time, plan and wall; NaN of nothing."""
+    if not results:
+        return math.nan, math.nan, math.nan
+    gpu, plan, wall = zip(*((made.gpu_us, made.plan_us, made.wall_us) for made in results), strict=True)
+    return statistics.median(gpu), statistics.median(plan), statistics.median(wall)
 
 
 def who_pays(of_load: Mapping[str, Result], engine: str, rival: str) -> dict[str, float]:

@@ -61,9 +61,7 @@ class Stopwatch:
             slept_us = LEAST_SLEEP_US + 2 * enqueue_us
             self.flush()
             torch.cuda._sleep(int(slept_us * self.cycles_per_us))
-            began = time.perf_counter()
-            gpu_us = self._events(call)
-            enqueue_us = 1e6 * (time.perf_counter() - began)
+            gpu_us, enqueue_us = self._events(call)
             torch.cuda.synchronize(self.device)
             if enqueue_us < slept_us:
                 break
@@ -85,16 +83,18 @@ class Stopwatch:
         torch.cuda.synchronize(self.device)
         return 1e6 * (time.perf_counter() - began)
 
-    def _events(self, call: Callable[[], Any]) -> Callable[[], float]:
-        """Put events around what `call` queues; they tell, once the GPU has come to them."""
+    def _events(self, call: Callable[[], Any]) -> tuple[Callable[[], float], float]:
+        """Put events around what `call` queues; they tell, once the GPU has come to them. And how long `call` took."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
+        began = time.perf_counter()
         call()
+        took_us = 1e6 * (time.perf_counter() - began)
         end.record()
-        return lambda: 1000 * begin.elapsed_time(end)
+        return (lambda: 1000 * begin.elapsed_time(end)), took_us
 
     def _events_us(self, call: Callable[[], Any]) -> float:
-        elapsed_us = self._events(call)
+        elapsed_us, _ = self._events(call)
         torch.cuda.synchronize(self.device)
         return elapsed_us()
 

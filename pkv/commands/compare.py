@@ -16,7 +16,7 @@ from pkv.commands.tables import records_of
 
 HELP = "compare two files of records: what became faster or slower, beyond the noise of both"
 VERDICTS = ("faster", "slower", "within noise", "noise not known")
-SHOWN = 40  # lines of a table; --json has all
+SHOWN, SHOWN_ALONE = 40, 6  # lines of a table, and entries of a list; --json has all
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,20 @@ def execute(args: argparse.Namespace) -> int:
         else "the files have no load and engine in common"
     )  # fmt: skip
     blocks += ["\n".join(f"not compared: {words}" for words in skipped)] if skipped else []
-    blocks += [f"only in {name}: {', '.join(of)}" for name, of in alone.items() if of]
+    for name, of in alone.items():
+        more = f", and {len(of) - SHOWN_ALONE} more, in --json" if len(of) > SHOWN_ALONE else ""
+        blocks += [f"only in {name}: {', '.join(of[:SHOWN_ALONE])}{more}"] if of else []
     say("\n\n".join(blocks))
     return 0
 
 
 def as_text(changes: list[Change]) -> str:
-    """A line for each change beyond noise, the largest first."""
-    ordered = sorted(changes, key=lambda change: -max(change.ratio, 1 / change.ratio))
+    """A line for each change beyond noise, the largest first; of many, the rarer direction is not crowded out."""
+    largest_first = sorted(changes, key=lambda change: -max(change.ratio, 1 / change.ratio))
+    directions = [[change for change in largest_first if change.verdict == verdict] for verdict in VERDICTS[:2]]
+    rare, common = sorted(directions, key=len)
+    kept = rare[: SHOWN // 2] + common[: SHOWN - len(rare[: SHOWN // 2])]
+    ordered = [change for change in largest_first if change in kept]
     rows = [
         [
             f"{change.load}, {change.engine}",
@@ -85,10 +91,10 @@ def as_text(changes: list[Change]) -> str:
             "-" if change.noise is None else f"{change.noise:.1%}",
             change.verdict,
         ]
-        for change in ordered[:SHOWN]
+        for change in ordered
     ]
-    lines = table(["load, engine", "A us", "B us", "B / A", "noise", ""], rows)
-    return lines if len(ordered) <= SHOWN else f"{lines}\n... and {len(ordered) - SHOWN} more, in --json"
+    lines = table(["load, engine", "A us", "B us", "B / A", "noise A + B", ""], rows)
+    return lines if len(ordered) == len(changes) else f"{lines}\n... and {len(changes) - len(ordered)} more, in --json"
 
 
 def differences(a: Records, b: Records) -> list[str]:

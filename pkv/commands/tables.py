@@ -102,13 +102,16 @@ def one_load(of_load: Mapping[str, Result]) -> str:
 def over_all(found: list[Summary]) -> str:
     """A line for each engine, the fastest first."""
     rows = [
-        [made.engine, str(made.n_loads), _times(made.over_best), _times(made.worst[0] if made.worst else None)]
+        [made.engine, str(made.n_loads), *(f"{us:.1f}" for us in (made.gpu_us, made.plan_us, made.wall_us))]
+        + [_times(made.over_best), _times(made.worst[0] if made.worst else None)]
         + [_times(made.layers[n]) for n in LAYERS]
         + [_part(made.stream)]
         for made in found
     ]
     layers = [f"plan/{n}" for n in LAYERS]
-    return table(["engine", "loads", "x FlashInfer", "worst", *layers, "% of stream"], rows)
+    return table(
+        ["engine", "loads", "GPU us", "plan us", "wall us", "x FlashInfer", "worst", *layers, "% of stream"], rows
+    )
 
 
 def over_each(found: list[Summary]) -> str:

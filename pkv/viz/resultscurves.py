@@ -52,7 +52,8 @@ def layers_claim(costs: Mapping[str, Sequence[tuple[float, float]]]) -> tuple[st
     most = max(falls, key=lambda engine: falls[engine])
     if falls[most] < 1.05:
         return head, {few, many}
-    return f"{head}; {most} becomes {times_in_words(falls[most])} cheaper", {few, many, most}
+    more = f"with {n_few:,g} {most} costs {times_in_words(falls[most])} as much as with {n_many:,g}"
+    return f"{head}; {more}", {few, many, most}
 
 
 def draw_growth(
