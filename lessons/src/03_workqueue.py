@@ -499,7 +499,7 @@ for n_layers in (1, 32):
     print(f"{n_layers:2} layers of this step, simulated: {ms:5.2f} milliseconds")
 
 # %% [markdown]
-# Expect about 100 microseconds. (The cell prints no exact number, because yours is another.) Beside one layer that is a lot. Beside the 32 layers of Llama-3-8B, which all use the same list, it is little. And the host must know the lengths. If they lie on the GPU only, it has to wait for them.
+# Expect about 100 microseconds. (The cell prints no exact number, because yours is another.) In a server it is several times as much, because other work has emptied the processor's caches since the last plan: the records of lesson 04 count that. Beside one layer that is a lot. Beside the 32 layers of Llama-3-8B, which all use the same list, it is little. And the host must know the lengths. If they lie on the GPU only, it has to wait for them.
 #
 # ## Measured: the paper's RTX 3060
 #

@@ -20,7 +20,7 @@ from pkv.plans import Plan
 from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.x_flashinfer_rules import unfit
 
-WHAT = {"flashinfer": "FlashInfer as a stage: its fa2 kernel, and two small ones that fetch page ids and convert lse"}
+WHAT = {"flashinfer": "FlashInfer as a stage: fa2, and two small kernels around it"}
 
 
 def stage_engine(stage: str, **options: Any) -> Engine:
