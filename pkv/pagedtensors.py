@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pkv.checks import Ints, at_least, check_tensor, host_ints
-from pkv.paging import PagePool, check_agreement, csr_positions, pages_used
+from pkv.paging import PagePool, check_agreement, csr_positions, last_page_lengths, pages_used
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
@@ -123,7 +123,7 @@ class PagedTensors:
         """
         lengths, n_used = self._lengths_and_pages(0, self.n_rows)
         indptr, rows, columns = csr_positions(n_used)
-        last_page_len = np.where(lengths > 0, (lengths - 1) % self.page_size + 1, 0)
+        last_page_len = np.where(lengths > 0, last_page_lengths(lengths, self.page_size), 0)
         row_ids, column_ids = upload(np.stack([rows, columns]), self.device)
         ends, last = (upload(x.astype(np.int32), self.device) for x in (indptr, last_page_len))
         return ends, self.block_table[row_ids, column_ids], last

@@ -46,6 +46,15 @@ def csr_positions(n_used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarra
     return indptr, rows, np.arange(indptr[-1]) - indptr[rows]
 
 
+def last_page_lengths(lengths: np.ndarray, page_size: int) -> np.ndarray:
+    """Tokens in the last page of each row, as in [1, page_size]: a full page counts page_size, a row of none counts 1.
+
+    >>> last_page_lengths(np.array([3, 8, 0]), page_size=4).tolist()
+    [3, 4, 1]
+    """
+    return (np.maximum(lengths, 1) - 1) % page_size + 1
+
+
 class PagePool:
     """Free list, reference counts, and the host's copy of block table and lengths."""
 

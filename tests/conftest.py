@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import pkv
+from pkv import gpus
 from pkv.stages import x_flashinfer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +63,15 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("what the compiler makes of the usual tiles, for each card (no GPU was used)")
         for text in tables:
             terminalreporter.write_line(text)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder of the user's own, yet empty."""
+    monkeypatch.setenv("PKV_CACHE", str(tmp_path / "cache"))
+    gpus.forget_profiles()
+    yield tmp_path / "cache"
+    gpus.forget_profiles()
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import pkv
-from pkv import gpus
 from pkv.bench import calibrate as calibration
+from pkv.bench import live
 from pkv.bench.calibrate import (
     ENGINES,
     LOADS,
@@ -84,15 +84,6 @@ def records() -> Records:
 @pytest.fixture(scope="module")
 def found(records) -> Calibration:
     return calibrate(records, CARD)
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """A cache folder of the user's own, yet empty."""
-    monkeypatch.setenv("PKV_CACHE", str(tmp_path / "cache"))
-    gpus.forget_profiles()
-    yield tmp_path / "cache"
-    gpus.forget_profiles()
 
 
 # --- the fit
@@ -500,7 +491,7 @@ def test_a_gpu_is_measured(cache, monkeypatch, capsys, with_flashinfer):
 
     monkeypatch.setattr(command, "sweep", sweep)
     monkeypatch.setattr(command, "QUICK_LOADS", FEW)
-    monkeypatch.setattr(command, "INTERPRETED", False)
+    monkeypatch.setattr(live, "INTERPRETED", False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert execute("--quick") == 0

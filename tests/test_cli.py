@@ -288,9 +288,8 @@ def test_plan_prints_the_plan(capsys):
 
 
 @pytest.fixture
-def unmeasured(tmp_path, monkeypatch) -> str:
+def unmeasured(cache) -> str:
     """The name of a card without costs: a profile of the user's own, as all that ship have some."""
-    monkeypatch.setenv("PKV_CACHE", str(tmp_path / "cache"))
     write_own("unmeasured", {"title": "NVIDIA H100", "arch": 90, "n_sms": 114})
     return "unmeasured"
 

@@ -20,15 +20,6 @@ CARD = GpuProfile("card", 90, 132)
 OWN_FILE = {"title": "NVIDIA H200", "arch": 90, "n_sms": 132, "costs": dataclasses.asdict(TRUTH), "tile": 32}
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch) -> Path:
-    """A cache folder of the user's own, yet empty."""
-    monkeypatch.setenv("PKV_CACHE", str(tmp_path / "cache"))
-    gpus.forget_profiles()
-    yield tmp_path / "cache"
-    gpus.forget_profiles()
-
-
 def test_the_cache_folder_is_where_the_environment_says(monkeypatch, tmp_path):
     monkeypatch.setenv("PKV_CACHE", "/a/b")
     assert cache_folder() == Path("/a/b")

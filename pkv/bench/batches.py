@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pkv.cache import PagedKVCache
+from pkv.paging import last_page_lengths
 from pkv.shapes import Shape
 
 UNMAPPED = 3  # pages that no row has
@@ -32,7 +33,7 @@ def poisoned_batch(
     table = np.full(is_used.shape, page_ids[-1], dtype=np.int32)  # unused entries: a page full of NaN
     table[is_used] = page_ids[:-UNMAPPED]
     last_pages = table[np.arange(len(lengths)), np.maximum(n_used - 1, 0)]
-    n_filled = np.where(known > 0, (known - 1) % shape.page_size + 1, shape.page_size)
+    n_filled = np.where(known > 0, last_page_lengths(known, shape.page_size), shape.page_size)
     filled = np.full(n_pages, shape.page_size)
     filled[last_pages] = n_filled
     filled[page_ids[-UNMAPPED:]] = 0

@@ -51,6 +51,10 @@ class Ready:
     check: Callable[[tuple[torch.Tensor, torch.Tensor | None]], Accuracy] | None = None
 
 
+def nothing_to_plan() -> None:
+    """plan() of an engine that needs nothing from the host."""
+
+
 @dataclass(frozen=True)
 class Engine:
     """A name, what it is in a few words, and the two functions above. family: pkv, flashinfer, triton or torch."""

@@ -12,14 +12,14 @@ import functools
 import math
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from pkv.bench.engine import Batch, Engine, Ready
 from pkv.bench.rivals import Staging, has_empty_rows, not_half, not_on_gpu, page_counts, staging
+from pkv.paging import last_page_lengths
 from pkv.stages import x_flashinfer
 from pkv.stages.x_flashinfer_rules import fault_of_lengths, fits, unfit
 from pkv.stages.x_flashinfer_rules import why_not as why_not_shape
@@ -82,7 +82,10 @@ def prepare_wrapper(tensor_cores: bool, backend: str, batch: Batch) -> Ready:
     pages, out = (cache.k_pages, cache.v_pages), torch.empty_like(batch.q)
 
     def plan() -> None:
-        host_ends, host_last = ends_of_pages(batch, ends), last.fill(last_page_lengths(batch))
+        host_ends, host_last = (
+            ends_of_pages(batch, ends),
+            last.fill(last_page_lengths(np.array(batch.lengths, dtype=np.int64), shape.page_size)),
+        )
         wrapper.plan(
             host_ends, indices, host_last, shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.page_size,
             q_data_type=shape.dtype, kv_data_type=shape.kv_dtype,
@@ -149,12 +152,6 @@ def ends_of_pages(batch: Batch, ends: Staging) -> torch.Tensor:
     """Where each row's page ids begin, and where the last row's end; on the host."""
     ends.host.numpy()[1:] = np.cumsum(page_counts(batch))
     return ends.host
-
-
-def last_page_lengths(batch: Batch) -> npt.NDArray[Any]:
-    """Tokens in the last page of each row; FlashInfer takes none below 1."""
-    lengths = np.maximum(np.array(batch.lengths, dtype=np.int64), 1)
-    return (lengths - 1) % batch.shape.page_size + 1
 
 
 def flashinfer() -> ModuleType:

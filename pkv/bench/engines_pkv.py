@@ -13,7 +13,7 @@ import torch
 
 from pkv._triton import why_not_launchable
 from pkv.arguments import resolve_scale
-from pkv.bench.engine import Batch, Engine, Ready
+from pkv.bench.engine import Batch, Engine, Ready, nothing_to_plan
 from pkv.decoding import decode, options_of, run
 from pkv.decoding import plan as plan_step
 from pkv.plans import Plan
@@ -64,7 +64,7 @@ def prepare(stage: str, options: dict[str, Any], batch: Batch) -> Ready:
 
     if STAGES[stage].PLANNED_ON == "gpu":
         del settings["items"]  # on a GPU it plans for rows of any length
-        return Ready(plan=_nothing, run=decode_once, settings=settings)
+        return Ready(plan=nothing_to_plan, run=decode_once, settings=settings)
     return Ready(
         plan=lambda: brought(planned(stage, options, batch), batch),
         run=lambda made: run(q, cache, made, out=out),
@@ -96,10 +96,6 @@ def settings_of(made: Plan) -> dict[str, Any]:
         "launches": len(made.launches),
         "programs_per_sm": made.programs_per_sm,
     } | ({"kernel": made.variant} if made.variant else {})
-
-
-def _nothing() -> None:
-    return None
 
 
 PKV = (*(stage_engine(stage) for stage in STAGES), stage_engine("adaptive", policy="cost"))

@@ -82,15 +82,19 @@ def smi_index(device: torch.device) -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of what takes part; None where it is missing."""
-    found = {
+    """Versions of all that takes part; None where it is missing."""
+    return core_versions() | {name: version_of(name, package) for name, package in PACKAGES.items()}
+
+
+def core_versions() -> dict[str, str | None]:
+    """Versions of what pkv itself runs on."""
+    return {
         "python": platform.python_version(),
         "pkv": str(importlib.import_module("pkv").__version__),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": getattr(triton, "__version__", None),
     }
-    return found | {name: version_of(name, package) for name, package in PACKAGES.items()}
 
 
 def version_of(module: str, package: str) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from pkv._triton import INTERPRETED
 from pkv.bench.engines import DEFAULT_ENGINES, ENGINES, find_engines
+from pkv.bench.live import can_time
 from pkv.bench.loads import GRIDS, Load
 from pkv.bench.measuring import ROUNDS
 from pkv.bench.records import RecordError, Records, Run, Timing
@@ -63,7 +63,7 @@ def execute(args: argparse.Namespace) -> int:
         loads = loads_of(grid, only)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from None
-    if not torch.cuda.is_available() or INTERPRETED:
+    if not can_time():
         if args.record or args.resume:
             raise CommandError("nothing to record: no time is taken without a GPU; leave out --record and --resume")
         return check_schedules(grid, loads, names_of(args.engines), args.json)

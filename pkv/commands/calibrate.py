@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from pkv._triton import INTERPRETED
 from pkv.bench.calibrate import ENGINES, LOADS, QUICK_LOADS, QUICK_ROUNDS, ROUNDS, Calibration, calibrate, engines_with
 from pkv.bench.engines import find_engines
+from pkv.bench.live import can_time
 from pkv.bench.records import RecordError, Records, Run, Timing, read_records
 from pkv.bench.regret import measured_regrets
 from pkv.bench.sweep import Sweep, sweep
@@ -99,7 +99,7 @@ def check(args: argparse.Namespace) -> None:
 
 def measured(quick: bool) -> Records:
     """Records of this GPU's times: which tile is best, then the other stages with it; CommandError without a GPU."""
-    if not torch.cuda.is_available() or INTERPRETED:
+    if not can_time():
         raise CommandError("calibrate measures a GPU, and there is none here: take times from records with --from FILE")
     loads, rounds = (QUICK_LOADS, QUICK_ROUNDS) if quick else (LOADS, ROUNDS)
     progress = Progress(2 * len(loads))

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from pkv._triton import GPU_VISIBLE, INTERPRETED, triton
-from pkv.bench.provenance import PATIENCE, answer_of
+from pkv._triton import GPU_VISIBLE, INTERPRETED
+from pkv.bench.provenance import PATIENCE, answer_of, core_versions
 from pkv.commands.selftest import SelfTest, kernel_device, run_self_test
 
 DEFAULT_CUDA = "/usr/local/cuda"
@@ -66,14 +66,7 @@ def look() -> Machine:
     return Machine(
         platform=sys.platform,
         is_wsl="microsoft" in platform.uname().release.lower(),
-        versions={
-            "python": platform.python_version(),
-            "pkv": str(importlib.import_module("pkv").__version__),
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "triton": getattr(triton, "__version__", None),
-            "numpy": version_of("numpy"),
-        },
+        versions=core_versions() | {"numpy": version_of("numpy")},
         torch_cuda=torch.version.cuda,
         gpu=gpu,
         driver_lists_gpu=gpu is not None or "GPU 0" in answer_of("nvidia-smi", "-L"),

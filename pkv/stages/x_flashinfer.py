@@ -24,7 +24,7 @@ import torch
 from pkv.cache import PagedKVCache
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.pagedtensors import upload
-from pkv.paging import csr_positions
+from pkv.paging import csr_positions, last_page_lengths
 from pkv.plans import Int32Array, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.x_flashinfer_rules import (
@@ -156,7 +156,7 @@ def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Pre
     if isinstance(module, str):
         raise BackendError(f"stage 'flashinfer': {module}; or choose another stage")
     indptr, rows, columns = csr_positions(-(-lengths // shape.page_size))
-    last_page_len = (np.maximum(lengths, 1) - 1) % shape.page_size + 1  # it takes none below 1; indptr says empty
+    last_page_len = last_page_lengths(lengths, shape.page_size)  # it takes none below 1; indptr says empty
     # on the host, where it plans: on the GPU it would have to wait for them
     host_indptr, host_last = (torch.from_numpy(x.astype(np.int32)) for x in (indptr, last_page_len))
     positions = upload(rows * cache.max_pages + columns, device)

@@ -45,30 +45,21 @@ def ladder_claim(times: Groups) -> str:
 
 def draw_machines(ratios: Groups, rival: str, note: str = "") -> Picture:
     """One ratio on several machines: {trace: {machine: time of `rival` over ours}}; above 1 we are faster."""
-    checked = groups_of("ratios", ratios)
-    title = machines_claim(checked, rival)
-    notes = [f"The time of {rival} over that of the schedule named with the trace; beyond the line it is faster."]
-    notes += [note] if note else []
-    return _draw(checked, title, notes, lambda trace, machine: times_in_words(checked[trace][machine]), level=1.0)
-
-
-def machines_claim(ratios: Groups, rival: str) -> str:
-    """From which ratio to which it goes on each machine."""
-    return f"Over {rival}: {_spans(ratios, 'on')}"
+    return _draw_ratios(ratios, rival, "on", note)
 
 
 def draw_charges(ratios: Groups, rival: str, note: str = "") -> Picture:
     """One ratio, by who pays for planning: {trace: {who pays: time of `rival` over ours}}; above 1 we are faster."""
+    return _draw_ratios(ratios, rival, "with", note)
+
+
+def _draw_ratios(ratios: Groups, rival: str, preposition: str, note: str) -> Picture:
+    """Ratios to a rival, a bar each; the title says from which to which they go for each bar's name."""
     checked = groups_of("ratios", ratios)
-    title = charges_claim(checked, rival)
+    title = f"Over {rival}: {_spans(checked, preposition)}"
     notes = [f"The time of {rival} over that of the schedule named with the trace; beyond the line it is faster."]
     notes += [note] if note else []
-    return _draw(checked, title, notes, lambda trace, payer: times_in_words(checked[trace][payer]), level=1.0)
-
-
-def charges_claim(ratios: Groups, rival: str) -> str:
-    """From which ratio to which it goes with each way to charge."""
-    return f"Over {rival}: {_spans(ratios, 'with')}"
+    return _draw(checked, title, notes, lambda trace, name: times_in_words(checked[trace][name]), level=1.0)
 
 
 def groups_of(name: str, groups: Groups) -> dict[str, dict[str, float]]:

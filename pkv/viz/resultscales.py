@@ -146,15 +146,29 @@ def draw_curves(
         if not points:
             continue  # its mark stays free, as in a picture beside
         drawn = [(across.at(x), up.at(y)) for x, y in points]
-        sheet.path("M" + "L".join(f"{x:.5g} {y:.5g}" for x, y in drawn), PALETTE[number % len(PALETTE)], 1.6)
-        for x, y in drawn:
-            mark(sheet, number, x, y)
+        draw_curve(sheet, number, drawn, drawn)
         ends.append((drawn[-1], number, name))
+    name_ends(sheet, ends, right, top, bottom)
+    sheet.y = max(bottom + 40, sheet.y)
+
+
+def draw_curve(
+    sheet: Sheet, number: int, points: Sequence[tuple[float, float]], marked: Sequence[tuple[float, float]]
+) -> None:
+    """A line through places on the sheet in the colour of series `number`, and its mark at some of them."""
+    sheet.path("M" + "L".join(f"{x:.5g} {y:.5g}" for x, y in points), PALETTE[number % len(PALETTE)], 1.6)
+    for x, y in marked:
+        mark(sheet, number, x, y)
+
+
+def name_ends(
+    sheet: Sheet, ends: Sequence[tuple[tuple[float, float], int, str]], right: float, top: float, bottom: float
+) -> None:
+    """The name of each curve beside its end, (place, number, name), to the right of a plane."""
     for (x, y), number, name, label in spread(ends, top, bottom):
         sheet.line(x + 6, y, right + 8, label, GREY)
         mark(sheet, number, right + 14, label)
         sheet.text(right + 22, label + 4, name, size=SMALL)
-    sheet.y = max(bottom + 40, sheet.y)
 
 
 def spread(

@@ -8,14 +8,15 @@ from collections.abc import Mapping, Sequence
 
 from pkv.viz.resultscales import (
     RADIUS,
+    draw_curve,
     draw_level,
     mark,
+    name_ends,
     points_of,
     positive,
     room_for,
     scale_of,
     some,
-    spread,
     times_in_words,
     us_in_words,
 )
@@ -58,14 +59,9 @@ def draw_one_row(parts: Mapping[str, Sequence[tuple[float, float]]], note: str =
     ends = []
     for number, (engine, of) in enumerate(checked.items()):
         drawn = [(across.at(x), height(part)) for x, part in of]
-        sheet.path("M" + "L".join(f"{x:.5g} {y:.5g}" for x, y in drawn), PALETTE[number % len(PALETTE)], 1.6)
-        for x, y in thinned(drawn):
-            mark(sheet, number, x, y)
+        draw_curve(sheet, number, drawn, thinned(drawn))
         ends.append((drawn[-1], number, engine))
-    for (x, y), number, name, label in spread(ends, top, bottom):
-        sheet.line(x + 6, y, right + 8, label, GREY)
-        mark(sheet, number, right + 14, label)
-        sheet.text(right + 22, label + 4, name, size=SMALL)
+    name_ends(sheet, ends, right, top, bottom)
     sheet.y = bottom + 40
     words = "; ".join(f"{engine}: {_ends_in_words(of)}" for engine, of in checked.items())
     return sheet.finish(f"{title}. {' '.join(notes)} {words}.")
