@@ -86,6 +86,8 @@ def test_an_engine_may_have_several_options(capsys):
     """The example of --help."""
     assert main(["bench", "--only", "equal(1", "--engines", "row_local, workqueue:splits=20,tile=32", "--json"]) == 0
     assert bench.names_of("a:b=1,c=2,d, e:f=3") == ["a:b=1,c=2", "d", "e:f=3"]
+    (queue,) = engines.find_engines(["workqueue: splits=20, tile=32"])
+    assert queue.name == "workqueue:splits=20,tile=32"
     assert bench.names_of(None) == engines.DEFAULT_ENGINES
 
 

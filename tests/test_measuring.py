@@ -124,6 +124,32 @@ def test_an_engine_that_writes_to_its_inputs_has_no_time_and_harms_no_other(what
     assert "writes to q, or to the pages" in found.wrong["vandal"]
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda batch: batch.q.copy_(batch.q.flip(0)),
+        lambda batch: batch.q.copy_(batch.q.flip(2)),
+        lambda batch: batch.cache.k_pages.copy_(batch.cache.k_pages.flip(0)),
+        lambda batch: batch.cache.block_table.zero_(),
+        lambda batch: batch.cache.lengths.zero_(),
+        lambda batch: batch.lengths.clear(),
+    ],
+    ids=["rows", "dims", "pages", "table", "lengths", "host lengths"],
+)
+def test_whatever_an_engine_spoils_it_is_named_at_once(spoil, place):
+    def run(batch):
+        result = reference(batch)
+        spoil(batch)
+        return result
+
+    engines = [engine("right", reference)]
+    engines.insert(place, engine("vandal", run))
+    found = measured(*engines)
+    assert [timing.engine for timing in found.timings] == ["right"]
+    assert found.wrong["vandal"].startswith("it writes to q, or to the pages")
+
+
 @pytest.mark.parametrize("first_bad", range(1, 9))
 @pytest.mark.parametrize("error", [RuntimeError("late. More."), torch.OutOfMemoryError("CUDA out of memory.")])
 def test_an_engine_that_raises_late_harms_no_other(first_bad, error):
@@ -416,6 +442,28 @@ def test_a_whole_last_line_that_lacks_its_end_is_kept(fake_gpu, toy_grid, tmp_pa
     file.write_text(text.rstrip("\n"))
     list(sweep.sweep(sweep.resume(file, lambda names: [right], CPU), CPU))
     assert file.read_text().startswith(text)
+
+
+@pytest.mark.parametrize(
+    "tail", ["1", '{"schema":1,"kind":"time","run":"gone","load":"x","engine":"y","refused":"z"}', "[" * 100_000]
+)
+def test_a_last_line_that_the_file_cannot_hold_goes(fake_gpu, toy_grid, tail, tmp_path):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    next(sweep.sweep(plan_of(toy_grid, file, right), CPU))
+    text = file.read_text()
+    file.write_text(text + tail)
+    list(sweep.sweep(sweep.resume(file, lambda names: [right], CPU), CPU))
+    assert file.read_text().startswith(text + '{"schema"')
+    assert len(read_records([file]).timings) == 3
+
+
+@pytest.mark.parametrize("rounds", ['"20"', "0", "true", "2.5"])
+def test_resume_refuses_rounds_that_are_none(fake_gpu, toy_grid, rounds, tmp_path):
+    file, right = tmp_path / "records.jsonl", engine("right", reference)
+    next(sweep.sweep(plan_of(toy_grid, file, right), CPU))
+    file.write_text(file.read_text().replace('"rounds": 2', f'"rounds": {rounds}'))
+    with pytest.raises(RecordError, match="cannot go on with this version of pkv: it names 1 engines and rounds = "):
+        sweep.resume(file, lambda names: [right], CPU)
 
 
 def test_a_finished_file_is_not_added_to(fake_gpu, toy_grid, tmp_path):

@@ -364,6 +364,8 @@ def test_compare_shows_the_rarer_direction_and_not_every_lonely_engine(tmp_path,
     text = compare.as_text(changes)
     assert re.search(r"^load 0, vllm .* 0.980 .* faster$", text, re.MULTILINE), "59 larger ones do not crowd it out"
     assert text.endswith("... and 20 more, in --json")
+    unknown = compare.as_text([compare.Change("m", "load", "vllm", 100.0, 50.0, None)])
+    assert re.search(r"^load, vllm +100.0 +50.0 +0.500 +-  noise not known$", unknown, re.MULTILINE)
     write_records(tmp_path / "a", loads=grid("smoke"))
     write_records(tmp_path / "b", loads=grid("smoke"), engines=["vllm"])
     assert run_command(compare, tmp_path / "a", tmp_path / "b") == 0
@@ -378,6 +380,12 @@ def test_the_summary_has_the_three_times_apart(tmp_path):
     wall_us = results_of(records)[PLAIN.name]["vllm"].wall_us
     assert found["vllm"].wall_us == wall_us > 0
     assert re.search(rf"^vllm +1 +100.0 +30.0 +{wall_us:.1f} ", over_all(list(found.values())), re.MULTILINE)
+
+
+def test_the_summary_of_doubtful_times_has_dashes(tmp_path):
+    records = timed(tmp_path / "a", {"vllm": (30.0, 100.0)}, flags=("doubtful",))
+    (line,) = over_all(summaries(results_of(records))).splitlines()[1:]
+    assert line.split()[:5] == ["vllm", "0", "-", "-", "-"]
 
 
 def test_compare_lists_what_it_does_not_compare(tmp_path, capsys):

@@ -76,7 +76,7 @@ class Judge:
         if not accuracy.ok:
             raise WrongResult(in_words(accuracy))
         if is_changed:
-            raise WrongResult("it writes to q, or to the pages of the cache, which are not its own")
+            raise WrongResult("it writes to q, or to the pages, table or lengths of the cache, which are not its own")
         for tensor in result:
             if tensor is not None and ready.check is None:
                 tensor[self.has_tokens] = torch.nan
@@ -94,20 +94,31 @@ class Judge:
     def _made(self, device: torch.device) -> tuple[torch.Tensor, PagedKVCache]:
         return poisoned_batch(list(self.step.lengths), self.load.shape, self.load.seed, device, unused=UNUSED)
 
+    def _inputs(self) -> list[torch.Tensor]:
+        cache = self.batch.cache
+        return [self.batch.q, cache.k_pages, cache.v_pages, cache.block_table, cache.lengths]
+
     def _sums(self) -> list[int]:
-        """A number for q, K and V each, which changes when a value does."""
-        tensors = (self.batch.q, self.batch.cache.k_pages, self.batch.cache.v_pages)
-        return [int(tensor.view(torch.int16).sum(dtype=torch.int64)) for tensor in tensors]
+        """Numbers that change when a value of the inputs does, or its place."""
+        return [self.batch.lengths == list(self.step.lengths), *(placed_sum(tensor) for tensor in self._inputs())]
 
     def _restore(self) -> None:
         """Make the inputs again, in place: engines hold on to them."""
+        self.batch.lengths[:] = self.step.lengths
         q, cache = self._made(self.batch.q.device)
-        for old, new in (
-            (self.batch.q, q),
-            (self.batch.cache.k_pages, cache.k_pages),
-            (self.batch.cache.v_pages, cache.v_pages),
-        ):
+        fresh = (q, cache.k_pages, cache.v_pages, cache.block_table, cache.lengths)
+        for old, new in zip(self._inputs(), fresh, strict=True):
             old.copy_(new)
+
+
+def placed_sum(tensor: torch.Tensor) -> int:
+    """A sum of a tensor's bits, in which each part along its first axis, and each place in a part, weighs its own."""
+    words = tensor.unsqueeze(-1).view(torch.int16).flatten(1)  # [parts, places]
+    weighed = 0
+    for axis in (0, 1):
+        sums = words.sum(axis, dtype=torch.int64)
+        weighed += (axis + 1) * int((sums * torch.arange(1, len(sums) + 1, device=sums.device)).sum())
+    return weighed
 
 
 def in_words(accuracy: Accuracy) -> str:

@@ -52,7 +52,7 @@ def find_engine(name: str) -> Engine:
     known = [option for option in options_of(stage) if option not in OF_THE_BATCH]
     options: dict[str, int | str] = {}
     for word in words.split(","):
-        option, is_given, value = word.partition("=")
+        option, is_given, value = word.strip().partition("=")
         if option not in known or not is_given or not value:
             takes = f"takes {', '.join(f'{option}=VALUE' for option in known)}" if known else "takes no options"
             raise ValueError(f"engine {name!r}: {word!r} is no option of it; {stage} {takes}")

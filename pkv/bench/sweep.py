@@ -3,7 +3,7 @@
 A sweep that is killed keeps what it has; resume() finds which loads its file lacks, and sweep() goes on with those.
 """
 
-import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,8 @@ def resume(file: Path, find_engines: Callable[[Sequence[str]], list[Engine]], de
     try:
         names, only, rounds = (first.settings[name] for name in ("engines", "only", "rounds"))
         engines = tuple(find_engines(names))
+        if not engines or type(rounds) is not int or rounds < 1:
+            raise ValueError(f"it names {len(engines)} engines and rounds = {rounds!r}")
         loads = tuple(load for load in loads_of(first.grid, only) if not is_finished(load, names, records))
     except (KeyError, TypeError, ValueError) as error:
         raise RecordError(f"{file} cannot go on with this version of pkv: {error}") from None
@@ -111,13 +113,13 @@ def check_same(file: Path, there: Run, here: Run) -> None:
 
 def end_last_line(file: Path) -> None:
     """Where a sweep was killed while it wrote: what is next begins on a line of its own, and half a line goes."""
-    with file.open("rb+") as stream:
-        text = stream.read()
-        end = text.rfind(b"\n") + 1
-        if end == len(text):
-            return
-        try:
-            json.loads(text[end:])
-            stream.write(b"\n")
-        except ValueError:
-            stream.truncate(end)
+    text = file.read_bytes()
+    end = text.rfind(b"\n") + 1
+    if end == len(text):
+        return
+    with file.open("ab") as stream:
+        stream.write(b"\n")
+    try:
+        read_records([file])
+    except (RecordError, RecursionError):  # it is no line, or none that the file can hold
+        os.truncate(file, end)

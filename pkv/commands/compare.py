@@ -83,6 +83,7 @@ def as_text(changes: list[Change]) -> str:
     directions = [[change for change in largest_first if change.verdict == verdict] for verdict in VERDICTS[:2]]
     rare, common = sorted(directions, key=len)
     kept = rare[: SHOWN // 2] + common[: SHOWN - len(rare[: SHOWN // 2])]
+    kept += [change for change in largest_first if change.noise is None][: SHOWN - len(kept)]
     ordered = [change for change in largest_first if change in kept]
     rows = [
         [

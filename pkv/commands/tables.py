@@ -102,7 +102,11 @@ def one_load(of_load: Mapping[str, Result]) -> str:
 def over_all(found: list[Summary]) -> str:
     """A line for each engine, the fastest first."""
     rows = [
-        [made.engine, str(made.n_loads), *(f"{us:.1f}" for us in (made.gpu_us, made.plan_us, made.wall_us))]
+        [
+            made.engine,
+            str(made.n_loads),
+            *(f"{us:.1f}" if us == us else "-" for us in (made.gpu_us, made.plan_us, made.wall_us)),
+        ]
         + [_times(made.over_best), _times(made.worst[0] if made.worst else None)]
         + [_times(made.layers[n]) for n in LAYERS]
         + [_part(made.stream)]
