@@ -54,6 +54,36 @@ def _interpreted() -> bool:
 INTERPRETED = _interpreted()
 
 
+MOST_COMPILED = 4096
+_compiled: dict[Any, Any] = {}  # (kernel, signature, constants) -> what Triton compiled for them
+
+
+def launch_kernel(
+    kernel: Any, n_programs: int, args: tuple[Any, ...], constants: tuple[Any, ...], signature: Any, **options: Any
+) -> None:
+    """kernel[(n_programs,)](*args, *constants, **options), on the current device.
+
+    Triton finds out for every argument of every launch what it would compile for: some 20 us of the host's time. What
+    that depends on is in `signature` (see KernelArgs), the device first; so it is asked once, and what it has compiled
+    is launched from then on, without calling profilers' hooks. None: it is asked each time. options: must follow from
+    the rest.
+    """
+    if INTERPRETED or signature is None:
+        kernel[(n_programs,)](*args, *constants, **options)
+        return
+    key = kernel, signature, constants
+    known = _compiled.get(key)
+    if known is None:
+        compiled = kernel[(n_programs,)](*args, *constants, **options)
+        if len(_compiled) >= MOST_COMPILED:  # strides that differ at every step
+            _compiled.clear()
+        _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
+    else:
+        run, function, metadata = known
+        stream = triton.runtime.driver.active.get_current_stream(signature[0])
+        run(n_programs, 1, 1, stream, function, metadata, None, None, None, *args, *constants)
+
+
 def why_not_launchable(device: torch.device) -> str | None:
     """Why a kernel cannot run on tensors of `device`, with the remedy; None where it can."""
     if MISSING:

@@ -84,24 +84,32 @@ def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
             f"out {kind}, and kernels write memory as it is: pass a plain tensor, e.g. torch.empty_like(q)"
         )
     reach = 0
-    for size, stride in sorted(zip(out.shape, out.stride(), strict=True), key=lambda axis: axis[1]):
+    axes = () if out.is_contiguous() else zip(out.shape, out.stride(), strict=True)
+    for size, stride in sorted(axes, key=lambda axis: axis[1]):
         if size > 1 and stride <= reach:
             raise ValueError("out is an expanded tensor, or its elements share memory; pass a tensor of its own")
         reach += (size - 1) * stride
+    begin, end = addresses(out)
     for name in ("k_pages", "v_pages", "block_table", "lengths"):
-        if may_overlap(out, getattr(cache, name)):
+        first, last = addresses(getattr(cache, name))
+        if begin < last and first < end:
             raise ValueError(f"out lies in the memory of cache.{name}: pass a tensor of its own")
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do the address ranges of two tensors meet? Interleaved views count as meeting."""
-    if a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr() or not a.numel() or not b.numel():
-        return False
-    (first_a, last_a), (first_b, last_b) = (
-        (x.data_ptr(), x.data_ptr() + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) * x.itemsize)
-        for x in (a, b)
-    )
-    return first_a <= last_b and first_b <= last_a
+    """Do the address ranges of two tensors of one device meet? Interleaved views count as meeting."""
+    (begin_a, end_a), (begin_b, end_b) = addresses(a), addresses(b)
+    return begin_a < end_b and begin_b < end_a
+
+
+def addresses(x: torch.Tensor) -> tuple[int, int]:
+    """Where a tensor's memory begins, and where it ends; (0, 0) where it has none."""
+    begin, size = x.data_ptr(), x.nbytes
+    if not size:
+        return 0, 0
+    if x.is_contiguous():
+        return begin, begin + size
+    return begin, begin + (sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1) * x.itemsize
 
 
 def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) -> None:

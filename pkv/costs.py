@@ -11,8 +11,8 @@ launch takes its longest slot's time where there is room, and bytes / memory_gb_
 slowest SM takes, where costs name sm_gb_per_s. Two slots of 100 and 200 kB at 25 GB/s, 4 and 8 us, and 40 GB/s of
 memory: 50 are asked for in the first 4 us, which take 5; the other 4 take 4.
 
-Against simulate() the error is 0.4% in the median and 1.8% at worst on the steps of the paper's traces, 0.01% and 8% on
-random plans of all stages, with the RTX 3060's costs; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where
+Against simulate() the error is 0.4% in the median and 1.8% at worst on the steps of the paper's traces, 0.00% and 11%
+on random plans of all stages, with the RTX 3060's costs; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where
 programs read so little that starting them takes as long, and start together; and it is rough where one program can draw
 much of the memory's rate: in 500 random plans up to 16% off at a tenth of it, up to 72% at all of it. On 28 SMs
 of an H200, where SMs are the limit, a tenth of the random plans is 4% off or more, and the worst 24%.
@@ -21,6 +21,7 @@ of an H200, where SMs are the limit, a tenth of the random plans is 4% off or mo
 from dataclasses import dataclass, fields
 
 import numpy as np
+import numpy.typing as npt
 
 from pkv.gpus import DEFAULT_GPU, Costs, GpuProfile, resolve_gpu
 from pkv.plans import Launch, Plan
@@ -140,6 +141,22 @@ def merged_bytes(plan: Plan) -> Floats:
     return n_states * (2.0 * 4 * (plan.shape.head_dim + 1))
 
 
+def merge_programs(plan: Plan, launch: Launch) -> tuple[npt.NDArray[np.int64], Floats, int]:
+    """(rows, bytes, heads): what each program of a merge launch works on, in order, and how many heads do the same.
+
+    Each row has one program per query head. Of stream_k's merge, each cut of a row has one per grid head: the n - 1
+    cuts between a row's n items move equal parts of its states. A row without a cut has one program there too, with
+    nothing to move; the rest of the grid comes and goes.
+    """
+    rows = np.array(launch.rows, dtype=np.int64)
+    n_bytes, heads = merged_bytes(plan)[rows], plan.shape.n_q_heads
+    if plan.stage == "stream_k":
+        n_programs = np.maximum(np.diff(plan.partial_offsets)[rows] - 1, 1)
+        n_bytes = n_bytes * (heads / plan.shape.grid_heads) / n_programs
+        rows, n_bytes, heads = np.repeat(rows, n_programs), np.repeat(n_bytes, n_programs), plan.shape.grid_heads
+    return rows, n_bytes, heads
+
+
 def program_sizes(plan: Plan, launch: Launch) -> tuple[Floats, Floats]:
     """(bytes, items) of each program of a decode launch, per head, in order."""
     offsets = plan.program_offsets[launch.begin : launch.end + 1]
@@ -154,11 +171,12 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs) -> 
     item_us = item_us_of(plan, costs)
     n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
     if launch.kernel == "merge":
-        n_bytes, heads = merged_bytes(plan)[list(launch.rows)], plan.shape.n_q_heads
+        _, n_bytes, heads = merge_programs(plan, launch)
         n_items = np.ones(len(n_bytes))
     else:
         (n_bytes, n_items), heads = program_sizes(plan, launch), plan.shape.grid_heads
-    if not n_items.any():
+    n_bytes, n_items = n_bytes[n_items > 0], n_items[n_items > 0]  # a program without items only comes and goes
+    if not len(n_items):
         return 0.0
     if plan.stage == "flashinfer" and launch.kernel == "decode":  # in its grid items run fastest
         n_bytes, n_items, heads = np.tile(n_bytes, heads), np.tile(n_items, heads), 1

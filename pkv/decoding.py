@@ -21,7 +21,7 @@ from pkv.shapes import Shape
 from pkv.stages import STAGES
 from pkv.stages.s4_adaptive import OWN
 
-DEFAULT_STAGE = "row_local"  # the best stage that needs nothing from the host
+DEFAULT_STAGE = "stream_k"  # the best stage that needs nothing from the host
 LARGEST_GRID = 2**31 - 1
 INTERPRETER_LOCK = threading.Lock()
 
@@ -39,7 +39,7 @@ def plan(
     GpuProfile: decides default splits; default the GPU at hand, else "rtx3060").
     Raises ValueError / TypeError for an unknown stage or option, bad lengths, splits < 1.
 
-    >>> print(plan([5, 40], Shape(4, 2, 64, 4, "float16"), splits=2, gpu="rtx3060").items.tolist())
+    >>> print(plan([5, 40], Shape(4, 2, 64, 4, "float16"), "row_local", splits=2, gpu="rtx3060").items.tolist())
     [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 40]]
     """
     module = find_stage(stage)
@@ -80,10 +80,17 @@ def run(
     """
     check_arrays(q, cache, out)
     check_plan(q, cache, plan, check)
-    if check or q.device.type == "cpu":
-        cache.validate()
     if not plan._is_sound:
         check_items(plan)
+    return _run(q, cache, plan, scale, out, check)
+
+
+def _run(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float | None, out: torch.Tensor | None, check: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """run(), with arguments that fit each other."""
+    if check or q.device.type == "cpu":
+        cache.validate()
     module = find_stage("adaptive" if plan.fallback else plan.stage)
     scale = resolve_scale(scale, q.shape[-1])
     if plan.stage != "reference":
@@ -92,19 +99,19 @@ def run(
         q = q.clone()  # plain memory, which no program reads after another has written it
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty(q.shape[:2], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
-    if not plan.lengths.any():  # nothing to read: no launch
+    if not plan.has_tokens:  # nothing to read: no launch
         return out.zero_(), lse.fill_(-torch.inf)
-    with torch.no_grad():
-        if INTERPRETED:
-            _launch_interpreted(module, q, cache, plan, scale, out, lse)
-        elif q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
-            with torch.cuda.device(q.device):
-                module.launch(q, cache, plan, scale, out, lse)
-        else:
+    if INTERPRETED:
+        _launch_interpreted(module, q, cache, plan, scale, out, lse)
+    elif q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
+        with torch.cuda.device(q.device):
             module.launch(q, cache, plan, scale, out, lse)
+    else:
+        module.launch(q, cache, plan, scale, out, lse)
     return out, lse
 
 
+@torch.no_grad()
 def _launch_interpreted(
     module: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
@@ -156,16 +163,17 @@ def decode(
     capture, so that kernels are compiled). Stages planned on the host use cache.host_lengths, or copy the lengths from
     the GPU once per call. Returns out, or (out, lse) with return_lse.
     """
-    check_arrays(q, cache, None)  # run checks out
+    check_arrays(q, cache, out)
     shape = Shape.of(q, cache)
     name = DEFAULT_STAGE if stage is None else stage
-    options = {"gpu": gpu_of(q.device), **(checked_options(name, options) if options else {})}
+    options = {"gpu": gpu_of(q.device), **checked_options(name, options)} if options else {"gpu": gpu_of(q.device)}
     if options.pop("dynamic", find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda"):
         made = _capacity_plan(cache.n_rows, cache.capacity, shape, name, **options)
     else:
         lengths = cache.host_lengths
         made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, **options)
-    result, lse = run(q, cache, made, scale=scale, out=out, check=check)
+        check_plan(q, cache, made, check)
+    result, lse = _run(q, cache, made, scale, out, check)
     return (result, lse) if return_lse else result
 
 

@@ -130,6 +130,9 @@ class GpuProfile:
         if self.tile not in TILES or isinstance(self.tile, bool):
             raise ValueError(f"tile = {self.tile!r} must be one of {', '.join(map(str, TILES))} (tokens per tile)")
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.n_sms))  # profiles are hashed in every call of decode
+
     @property
     def limits(self) -> ArchLimits:
         return limits_of(self.arch)

@@ -1,6 +1,7 @@
 """From tensors to kernel arguments: the only place that reads strides, pointers and alignment."""
 
 import functools
+from typing import Any
 
 import torch
 
@@ -29,8 +30,7 @@ def is_aligned(pages: torch.Tensor) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=256)
-def kernel_shape(shape: Shape, config: TileConfig, aligned: bool, widen: bool) -> KernelShape:
+def kernel_shape(shape: Shape, config: TileConfig, aligned: bool, interpreted: bool, early_merge: bool) -> KernelShape:
     """The compile-time sizes of a launch."""
     return KernelShape(
         GROUP=shape.group,
@@ -43,29 +43,78 @@ def kernel_shape(shape: Shape, config: TileConfig, aligned: bool, widen: bool) -
         BLOCK_N=config.tile,
         STAGES=config.num_stages,
         ALIGNED=aligned,
-        WIDEN=widen,
+        WHOLE_TILES=shape.page_size % config.tile == 0,
+        EARLY_MERGE=early_merge,
+        INTERPRETED=interpreted,
     )
 
 
+@functools.cache
+def merges_early(device: torch.device) -> bool:
+    """Can a merge be launched before its decode kernel ends (programmatic dependent launch, from sm_90 on)?"""
+    return not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
+
+
 class KernelArgs:
-    """Everything the entry kernels and the merge of one step are launched with."""
+    """Everything the entry kernels and the merge of one step are launched with.
+
+    n_partials: how many partial states there is room for; by default one for each item of a plan that is merged.
+    signature: what Triton's choice of a compiled kernel depends on, besides the kernel and its constants.
+    """
 
     def __init__(
-        self, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+        self,
+        q: torch.Tensor,
+        cache: PagedKVCache,
+        plan: Plan,
+        scale: float,
+        out: torch.Tensor,
+        lse: torch.Tensor,
+        n_partials: int | None = None,
     ) -> None:
-        k, v = cache.k_nhd, cache.v_nhd
+        self.plan, self.device = plan, q.device
+        self.cache, aligned, cache_signature = cache_args(cache)
         self.q = strided(q)
-        self.cache = CacheArgs(strided(k), strided(v), strided(cache.block_table), strided(cache.lengths))
         self.result = StateArgs(strided(out), strided(lse))
         self.qk_scale = scale * LOG2_E
-        aligned = is_aligned(k) and is_aligned(v)
-        config = choose_config(plan.shape, plan.gpu, plan.tile, aligned)
-        self.shape = kernel_shape(plan.shape, config, aligned, INTERPRETED)
-        self.options = {"num_warps": config.num_warps}
-        self.partial_offsets = plan.tensor("partial_offsets", q.device)
-        self.partials = self.result
-        if plan.needs_partials:
+        kept: tuple[KernelShape, int] | None = plan._kept.get((aligned, q.device))
+        if kept is None:
+            config = choose_config(plan.shape, plan.gpu, plan.tile, aligned)
+            sizes = kernel_shape(plan.shape, config, aligned, INTERPRETED, merges_early(q.device))
+            kept = plan._kept[aligned, q.device] = sizes, config.num_warps
+        self.shape, num_warps = kept
+        self.options = {"num_warps": num_warps}
+        if n_partials is None:
+            n_partials = plan.n_items if plan.needs_partials else 0
+        if n_partials:
             n_q_heads, head_dim = q.shape[1:]
-            partial_out = torch.empty(plan.n_items, n_q_heads, head_dim, dtype=torch.float32, device=q.device)
-            partial_lse = torch.empty(plan.n_items, n_q_heads, dtype=torch.float32, device=q.device)
+            partial_out = torch.empty(n_partials, n_q_heads, head_dim, dtype=torch.float32, device=q.device)
+            partial_lse = torch.empty(n_partials, n_q_heads, dtype=torch.float32, device=q.device)
             self.partials = StateArgs(strided(partial_out), strided(partial_lse))
+        else:
+            self.partials = self.result
+        alignment = q.data_ptr() % COPY_BYTES, out.data_ptr() % COPY_BYTES
+        dtypes = q.dtype, out.dtype, lse.dtype, n_partials > 0
+        self.signature = q.device.index, dtypes, self.q.strides, self.result.out.strides, alignment, cache_signature
+
+    @property
+    def partial_offsets(self) -> torch.Tensor:
+        """The plan's, on the device."""
+        return self.plan.tensor("partial_offsets", self.device)
+
+
+def cache_args(cache: PagedKVCache) -> tuple[CacheArgs, bool, tuple[Any, ...]]:
+    """(arguments, are all rows aligned, part of the signature) of a cache: made once, as it keeps its tensors."""
+    tensors = cache.k_pages, cache.v_pages, cache.block_table, cache.lengths
+    addresses = tuple([tensor.data_ptr() for tensor in tensors])
+    known = cache.__dict__.get("_kernel_args")
+    if known is not None and known[0] == addresses:
+        made: tuple[CacheArgs, bool, tuple[Any, ...]] = known[1]
+        return made
+    k, v, table, lengths = map(strided, (cache.k_nhd, cache.v_nhd, cache.block_table, cache.lengths))
+    aligned = is_aligned(k.ptr) and is_aligned(v.ptr)
+    strides = tuple(side.strides for side in (k, v, table, lengths))
+    alignment = tuple(address % COPY_BYTES for address in addresses)
+    made = CacheArgs(k, v, table, lengths), aligned, (cache.dtype, strides, alignment)
+    cache.__dict__["_kernel_args"] = addresses, made
+    return made

@@ -10,10 +10,11 @@ whatever memory holds. Ten states of one token each merge to the state of ten to
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from pkv._triton import tl, triton
+from pkv._triton import launch_kernel, tl, triton
 from pkv.configs import next_power_of_two
 from pkv.tile import KernelShape, StateArgs
 
@@ -68,53 +69,73 @@ def merge(states: Sequence[State]) -> State:
 
 
 @triton.jit
+def merge_items(
+    partials, result, row, heads, exists, dims, first, n_items,
+    SHAPE: tl.constexpr, BLOCK_S: tl.constexpr, OF_RUNS: tl.constexpr,
+):  # fmt: skip
+    """Merge a row's items into its result, for some query heads [H], of which those that exist, and some dims [D].
+
+    Their states lie at first, first + 1, ... in the partials; OF_RUNS: at first + 1, + 2, + 4, + 6, ..., none of them
+    empty: a run keeps two states, first what it has of a row that began before it, then of one that ends after it.
+    """
+    H: tl.constexpr = heads.shape[0]
+    D: tl.constexpr = dims.shape[0]
+    in_dim = dims < SHAPE.HEAD_DIM
+    # Scalar offsets go onto the pointer first: some Triton releases miscompile a reduction whose base offset sits
+    # inside the offset tensor.
+    out_stride, head_stride, _ = partials.out.strides
+    outs_ptr = partials.out.ptr + first.to(tl.int64) * out_stride
+    lses_ptr = partials.lse.ptr + first.to(tl.int64) * partials.lse.strides[0]
+    acc = tl.zeros([H, D], tl.float32)
+    running_max = tl.full([H], float("-inf"), tl.float32)
+    running_sum = tl.zeros([H], tl.float32)
+    for begin in range(0, n_items, BLOCK_S):
+        items = begin + tl.arange(0, BLOCK_S)
+        slots = (2 * items + (items == 0).to(tl.int32) if OF_RUNS else items).to(tl.int64)
+        mask = (items < n_items)[:, None] & exists[None, :]
+        lses = tl.load(
+            lses_ptr + slots[:, None] * partials.lse.strides[0] + heads[None, :], mask=mask, other=float("-inf")
+        )
+        if not OF_RUNS:  # an empty item's out may hold anything, so it is not read
+            mask = lses > float("-inf")
+        out_offsets = slots[:, None, None] * out_stride + heads[None, :, None] * head_stride + dims[None, None, :]
+        outs = tl.load(outs_ptr + out_offsets, mask=mask[:, :, None] & in_dim[None, None, :], other=0.0)
+        new_max = tl.maximum(running_max, tl.max(lses, 0))
+        base = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
+        weights = tl.exp2((lses - base[None, :]) * 1.4426950408889634)
+        correction = tl.exp2((running_max - base) * 1.4426950408889634)
+        acc = acc * correction[:, None] + tl.sum(outs * weights[:, :, None], 0)
+        running_sum = running_sum * correction + tl.sum(weights, 0)
+        running_max = new_max
+    is_empty = running_sum == 0.0
+    total = tl.where(is_empty, 1.0, running_sum)
+    lse = tl.where(is_empty, float("-inf"), running_max + tl.log2(total) / 1.4426950408889634)
+    stride_row, stride_head, stride_dim = result.out.strides
+    out_ptrs = result.out.ptr + row.to(tl.int64) * stride_row + heads.to(tl.int64)[:, None] * stride_head
+    out_ptrs += dims.to(tl.int64)[None, :] * stride_dim
+    out = (acc / total[:, None]).to(result.out.ptr.dtype.element_ty)
+    tl.store(out_ptrs, out, mask=exists[:, None] & in_dim[None, :])
+    tl.store(result.lse.ptr + row.to(tl.int64) * result.lse.strides[0] + heads, lse, mask=exists)
+
+
+@triton.jit
 def merge_kernel(
     partials, result, partial_offsets, row_ids, SHAPE: tl.constexpr, BLOCK_S: tl.constexpr, DIM_BLOCKS: tl.constexpr
 ):
     """One program per (row, query head, block of dims): merge the row's items; a row with one item is done already."""
     N_Q_HEADS: tl.constexpr = SHAPE.GROUP * SHAPE.N_KV_HEADS
     BLOCK_D: tl.constexpr = SHAPE.BLOCK_D // DIM_BLOCKS
-    dim_block = tl.program_id(0) % DIM_BLOCKS
-    head = tl.program_id(0) // DIM_BLOCKS % N_Q_HEADS
+    dims = tl.program_id(0) % DIM_BLOCKS * BLOCK_D + tl.arange(0, BLOCK_D)
+    heads = tl.program_id(0) // DIM_BLOCKS % N_Q_HEADS + tl.arange(0, 1)
     row = tl.program_id(0) // DIM_BLOCKS // N_Q_HEADS
     if row_ids is not None:
         row = tl.load(row_ids + row)
-    begin = tl.load(partial_offsets + row)
-    n_items = tl.load(partial_offsets + row + 1) - begin
+    if SHAPE.EARLY_MERGE:
+        tl.extra.cuda.gdc_wait()
+    first = tl.load(partial_offsets + row)
+    n_items = tl.load(partial_offsets + row + 1) - first
     if n_items != 1:
-        dims = dim_block * BLOCK_D + tl.arange(0, BLOCK_D)
-        in_dim = dims < SHAPE.HEAD_DIM
-        # Scalar offsets go onto the pointer first: some Triton releases miscompile a reduction whose base offset sits
-        # inside the [BLOCK_S, BLOCK_D] offset tensor.
-        out_stride, head_stride, _ = partials.out.strides
-        outs_ptr = partials.out.ptr + begin.to(tl.int64) * out_stride + head * head_stride
-        lses_ptr = partials.lse.ptr + begin.to(tl.int64) * partials.lse.strides[0] + head
-        acc = tl.zeros([BLOCK_D], tl.float32)
-        running_max = float("-inf")
-        running_sum = 0.0
-        for first in range(0, n_items, BLOCK_S):
-            items = first + tl.arange(0, BLOCK_S)
-            lse_ptrs = lses_ptr + items.to(tl.int64) * partials.lse.strides[0]
-            lses = tl.load(lse_ptrs, mask=items < n_items, other=float("-inf"))
-            # an empty item's out may hold anything, so it is not read
-            mask = (lses > float("-inf"))[:, None] & in_dim[None, :]
-            outs = tl.load(outs_ptr + items.to(tl.int64)[:, None] * out_stride + dims[None, :], mask=mask, other=0.0)
-            new_max = tl.maximum(running_max, tl.max(lses, 0))
-            base = tl.where(new_max == float("-inf"), 0.0, new_max)  # -inf - -inf would be NaN
-            weights = tl.exp2((lses - base) * 1.4426950408889634)
-            correction = tl.exp2((running_max - base) * 1.4426950408889634)
-            acc = acc * correction + tl.sum(outs * weights[:, None], 0)
-            running_sum = running_sum * correction + tl.sum(weights, 0)
-            running_max = new_max
-        is_empty = running_sum == 0.0
-        total = tl.where(is_empty, 1.0, running_sum)
-        lse = tl.where(is_empty, float("-inf"), running_max + tl.log2(total) / 1.4426950408889634)
-        stride_row, stride_head, stride_dim = result.out.strides
-        out_ptr = result.out.ptr + row.to(tl.int64) * stride_row + head.to(tl.int64) * stride_head
-        tl.store(
-            out_ptr + dims.to(tl.int64) * stride_dim, (acc / total).to(result.out.ptr.dtype.element_ty), mask=in_dim
-        )
-        tl.store(result.lse.ptr + row.to(tl.int64) * result.lse.strides[0] + head, lse)
+        merge_items(partials, result, row, heads, heads >= 0, dims, first, n_items, SHAPE, BLOCK_S, False)
 
 
 def launch_merge(
@@ -125,15 +146,23 @@ def launch_merge(
     n_rows: int,
     most_items: int,
     shape: KernelShape,
+    signature: Any = None,
 ) -> None:
     """Merge the partials of `n_rows` rows (row_ids int32 on the same device, or None for all in order) into result.
 
-    most_items: the most items of a row; more of them are right, but slower.
+    most_items: the most items of a row; more of them are right, but slower. signature: see launch_kernel.
     """
     block_s = min(max(next_power_of_two(most_items), SMALLEST_BLOCK_S), LARGEST_BLOCK_S)
     dim_blocks = min(max(block_s * shape.BLOCK_D // PROGRAM_ELEMENTS, 1), MOST_DIM_BLOCKS)
     num_warps = min(max(block_s * shape.BLOCK_D // dim_blocks // PROGRAM_ELEMENTS, 1), MOST_WARPS)
-    grid = (n_rows * shape.GROUP * shape.N_KV_HEADS * dim_blocks,)
-    merge_kernel[grid](
-        partials, result, partial_offsets, row_ids, shape, block_s, dim_blocks, num_warps=num_warps,
+    launch_kernel(
+        merge_kernel, n_rows * shape.GROUP * shape.N_KV_HEADS * dim_blocks,
+        (partials, result, partial_offsets, row_ids), (shape, block_s, dim_blocks),
+        None if signature is None else (*signature, row_ids is None),
+        num_warps=num_warps, **merge_options(shape),
     )  # fmt: skip
+
+
+def merge_options(shape: KernelShape) -> dict[str, bool]:
+    """Launch options of every merge kernel."""
+    return {"launch_pdl": True} if shape.EARLY_MERGE else {}

@@ -122,13 +122,14 @@ def as_table(plan: "Plan") -> str:
     counters = plan.counters
     bound = "at most " if plan.dynamic else ""
     kernel = f" ({plan.variant})" if plan.variant else ""
+    each = "programs" if plan.n_items == plan.n_programs else "items"  # that have tokens, of the paper's cta_per_sm
     lines = [
         f"Plan of stage {plan.stage}{kernel}: {plan.n_rows} rows, {bound}{int(plan.lengths.sum(dtype=np.int64)):,} "
         f"tokens, {plan.n_items} items x {plan.shape.n_kv_heads} KV heads, tiles of {plan.tile}",
         f"  {plan.shape}",
         f"  planned for {plan.gpu.name}: {plan.gpu.n_sms} SMs, {plan.programs_per_sm} programs each",
         f"  launches {counters.launches} | programs {counters.programs} ({counters.empty_programs} empty) | "
-        f"waves {counters.waves:.3g} | programs with tokens per SM {counters.cta_per_sm:.3g}",
+        f"waves {counters.waves:.3g} | {each} with tokens per SM {counters.cta_per_sm:.3g}",
         *([f"  {plan.explanation.splitlines()[0]}"] if plan.explanation else []),
         f"  useful KV {size(counters.useful_kv_mib)} | partial states moved {size(counters.merge_moved_mib)}",
         f"  {'row':>5} {'tokens':>8} {'items':>6}  token ranges",

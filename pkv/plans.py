@@ -106,6 +106,11 @@ class Plan:
         return any(launch.kernel == "merge" for launch in self.launches)
 
     @cached_property
+    def has_tokens(self) -> bool:
+        """False where no row has any: then there is nothing to launch."""
+        return bool(self.lengths.any())
+
+    @cached_property
     def least_bound(self) -> int:
         """The least of the lengths: with `dynamic`, no row of at most so many tokens can exceed the plan."""
         return int(self.lengths.min(initial=LONGEST_ROW))

@@ -10,8 +10,8 @@ Two items of 100 kB on one SM with two slots, memory 40 GB/s, a program at most 
 read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
 
 An item's bytes are the K and V of its tokens, read once by each of its programs: the model knows no cache. A merge
-program reads the states of its row's items; their writing is charged to it as well. In the grid heads run fastest, and
-items in FlashInfer's kernels. Costs are those of pkv.gpus.Costs.
+program reads the states of its row's items, of stream_k's an equal part of them; their writing is charged to it as
+well. In the grid heads run fastest, and items in FlashInfer's kernels. Costs are those of pkv.gpus.Costs.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pkv.costs import before_us, costs_for, item_bytes, item_us_of, merged_bytes, program_gb_per_s, slots_per_sm
+from pkv.costs import before_us, costs_for, item_bytes, item_us_of, merge_programs, program_gb_per_s, slots_per_sm
 from pkv.gpus import DEFAULT_GPU, GpuProfile, resolve_gpu
 from pkv.plans import Plan
 from pkv.playing import Rules, Work, play
@@ -28,8 +28,8 @@ from pkv.playing import Rules, Work, play
 SPAN = np.dtype(
     [
         ("launch", "i4"),  # index in plan.launches
-        ("program", "i4"),  # number on the plan's program axis; of a merge: the row's place in the launch
-        ("head", "i4"),  # grid head; of a merge: query head
+        ("program", "i4"),  # number on the plan's program axis; of a merge: place in costs.merge_programs
+        ("head", "i4"),  # grid head; of a merge: query head, of stream_k's grid head
         ("item", "i4"),  # index in plan.items; -1 for a merge
         ("row", "i4"),
         ("sm", "i4"),
@@ -45,7 +45,7 @@ class Timeline:
     """What simulate() saw. Time 0 is when the first launch is asked for; times in us.
 
     plan, gpu: what was played, and on which card. spans [n_spans] of dtype SPAN: one entry per item and grid head, or
-    per merged row and query head, in the order in which they start; a span holds its start-up. launch_us [n_launches,
+    per merge program, in the order in which they start; a span holds its start-up. launch_us [n_launches,
     2]: begin and end of each launch. fixed_us: what the step costs before the first launch. gpu_ms: the whole step.
     """
 
@@ -155,10 +155,10 @@ def _decode_work(plan: Plan, index: int) -> Work:
 
 
 def _merge_work(plan: Plan, index: int) -> Work:
-    """One program per row and query head; a row of one item has been written by its decode program."""
-    rows, heads = np.array(plan.launches[index].rows, dtype=np.int64), plan.shape.n_q_heads
+    """Each program does its part of a row at once; a row of one item has been written by its decode program."""
+    rows, n_bytes, heads = merge_programs(plan, plan.launches[index])
     spans = np.zeros(len(rows) * heads, dtype=SPAN)
     spans["launch"], spans["item"] = index, -1
     spans["program"], spans["row"] = np.repeat(np.arange(len(rows)), heads), np.repeat(rows, heads)
     spans["head"] = np.tile(np.arange(heads), len(rows))
-    return Work(spans, np.repeat(merged_bytes(plan)[rows], heads), np.arange(len(spans) + 1))
+    return Work(spans, np.repeat(n_bytes, heads), np.arange(len(spans) + 1))

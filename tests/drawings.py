@@ -29,6 +29,8 @@ PLANS = {
     "toy": plan_of([3, 10, 40], splits=2),
     "ragged-8": plan_of([65536, 9000, 2100, 12000, 0, 1, 30000, 4096], splits=14),
     "buckets-8": plan_of([900, 120, 40, 300, 0, 1, 500, 77], stage="length_buckets"),
+    "stream-k-8": plan_of([65536, 9000, 2100, 12000, 0, 1, 30000, 4096], stage="stream_k"),
+    "stream-k-short": plan_of([5, 40], stage="stream_k"),
     "reference": plan_of([3, 10], stage="reference"),
     "4000-items-in-a-row": plan_of([65536], splits=4000),
     "dynamic": plan_of([64, 64], splits=2, dynamic=True),

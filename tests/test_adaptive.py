@@ -37,6 +37,7 @@ def test_the_published_gates(n_rows, longest, group):
     lengths = [longest] + [min(100, longest)] * (n_rows - 1)
     explanation = pkv.explain(lengths, shape, policy="paper", gpu="rtx3060")
     assert explanation.chosen == want
+    assert explanation.fallback in ("length_buckets", "workqueue"), "the paper has no other stage"
     made = pkv.plan(lengths, shape, stage="adaptive", gpu="rtx3060").validate()
     assert made.stage == want
     assert made.fallback == (explanation.fallback if want == "flashinfer" else None)
@@ -87,6 +88,7 @@ def test_the_cheapest_is_taken(lengths):
 
 def test_times_within_one_percent_are_alike():
     assert set(PREFERRED) == set(CANDIDATES)
+    assert cheapest({"workqueue": 100.0, "stream_k": 100.9}) == "stream_k", "it needs no plan from the host"
     assert cheapest({"split_kv": 100.0, "length_buckets": 100.5, "workqueue": 100.9}) == "workqueue"
     assert cheapest({"split_kv": 100.0, "length_buckets": 100.5, "workqueue": 101.1}) == "length_buckets"
     assert cheapest({"flashinfer": 100.0, "row_local": 100.9, "workqueue": 102.0}) == "row_local"
@@ -206,6 +208,15 @@ def test_what_fails_once_is_replaced_with_one_warning_and_not_tried_again(monkey
     for _ in range(2):
         assert yardstick.measure(*pkv.run(q, cache, made)).ok
     assert (made.stage, made.fallback, len(plans)) == ("flashinfer", "workqueue", 1)
+
+
+def test_by_cost_the_cheapest_stage_of_ours_takes_the_place(monkeypatch, forgetful):
+    asked(monkeypatch, BackendError("not here"))
+    q, cache = batch(Case("by cost", [64, 64]))
+    made = pkv.plan([64, 64], pkv.Shape.of(q, cache), stage="adaptive", policy="cost", gpu="rtx3060")
+    assert (made.stage, made.fallback) == ("flashinfer", "stream_k")
+    with pytest.warns(UserWarning, match="takes stream_k in place of flashinfer: not here"):
+        assert Yardstick(q, cache).measure(*pkv.run(q, cache, made)).ok
 
 
 def test_another_shape_or_layout_is_tried_for_itself(monkeypatch, forgetful):

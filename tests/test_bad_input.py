@@ -292,9 +292,9 @@ def test_more_programs_than_a_grid_can_have(lengths, shape, splits):
         "use fewer splits, or decode the rows in parts"
     )
     with pytest.raises(ValueError, match=message):
-        pkv.plan(lengths, shape, splits=splits)
+        pkv.plan(lengths, shape, stage="row_local", splits=splits)
     fewer = (lengths[1:], splits) if len(lengths) > 1 else (lengths, splits - 1)
-    assert pkv.plan(fewer[0], shape, splits=fewer[1]).n_rows == len(fewer[0])
+    assert pkv.plan(fewer[0], shape, stage="row_local", splits=fewer[1]).n_rows == len(fewer[0])
 
 
 # --- scale ---

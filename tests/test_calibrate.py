@@ -30,7 +30,7 @@ from pkv.bench.calibrate import (
 from pkv.bench.costfit import fit, predicted_us
 from pkv.bench.loads import SHAPE, grid, load
 from pkv.bench.records import Records, Run, Timing, append, read_records
-from pkv.bench.regret import chosen_by, measured_regrets
+from pkv.bench.regret import chosen_by, measured_regrets, taken_of
 from pkv.bench.tiles import as_served, tile_of
 from pkv.cli import Parser
 from pkv.commands import CommandError
@@ -39,7 +39,7 @@ from pkv.configs import choose_tile
 from pkv.gpus import TILES, Costs, GpuProfile, gpu_for, load_gpu
 from pkv.plans import Plan
 from pkv.profiles import write_own
-from pkv.stages.s4_adaptive import CANDIDATES, OWN
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, cheapest, explain
 
 TRUTH = Costs(
     4300, 17, item_us=2.5, launch_us=1, step_us=4, flashinfer_program_gb_per_s=40, flashinfer_item_us=4,
@@ -121,7 +121,7 @@ def test_loads_held_out_are_predicted_though_nothing_was_fitted_to_them(records,
     assert len(fitted) == 4
     assert found.errors()["held out"]["median"] <= 0.03
     assert found.errors()["fit"] == {
-        "rows": 24,
+        "rows": 4 * len(BARE),
         "median": round(float(np.median([abs(r.error) for r in found.residuals if r.role == "fit"])), 4),
         "worst": round(max(abs(r.error) for r in found.residuals if r.role == "fit"), 4),
     }
@@ -254,7 +254,7 @@ def test_a_bare_name_means_the_tile_that_its_record_says():
 
 def test_plans_take_the_profiles_tile_where_its_kernels_are_those_it_was_found_with():
     wide = GpuProfile("wide", 90, 132, tile=32)
-    for stage in ("split_kv", "length_buckets", "row_local", "workqueue"):
+    for stage in OWN:
         made = pkv.plan([900, 40], SHAPE, stage=stage, gpu=wide)
         assert made.tile == 32
         assert made.validate() is made
@@ -280,12 +280,34 @@ def test_measured_regret_of_a_choice_is_its_time_over_the_best(records):
     profile = dataclasses.replace(CARD, costs=TRUTH)
     found = {(route, group): (mean, worst) for route, group, mean, worst in measured_regrets(records, profile, [FEW[3].name])}  # fmt: skip # noqa: E501
     times = {t.engine: t.gpu_us[0] for t in records.timings if t.load == FEW[3].name and ":" not in t.engine}
-    assert len(found) == 7
+    assert len(found) == 2 + len(CANDIDATES)
     for (route, _), (mean, worst) in found.items():
         kind, name = route.split()
         stage = name if kind == "always" else chosen_by(name, [FEW[3]], profile, list(times))[FEW[3].name, 0]
         assert mean == worst == pytest.approx(times[stage] / min(times.values()) - 1)
     assert min(mean for mean, _ in found.values()) == 0
+
+
+def test_records_older_than_a_stage_are_judged_by_the_stages_that_they_hold():
+    """Policy cost then takes the cheapest of those, though it would take the new one."""
+    profile = dataclasses.replace(CARD, costs=TRUTH)
+    made = records_of(FEW[2:4], [stage for stage in CANDIDATES if stage != "stream_k"])
+    routes = {route for route, *_ in measured_regrets(made, profile, [each.name for each in FEW])}
+    assert routes == {
+        "policy paper",
+        "policy cost",
+        *(f"always {stage}" for stage in CANDIDATES if stage != "stream_k"),
+    }
+    for each in FEW[2:4]:
+        found = explain(each.steps[0].lengths, each.shape, policy="cost", gpu=profile)
+        ms = {entry.stage: entry.prediction.kernels_ms for entry in found.candidates}
+        assert taken_of(found, CANDIDATES) == found.chosen == "stream_k"
+        del ms["stream_k"]
+        assert taken_of(found, list(ms)) == cheapest(ms)
+    with_some = records_of(FEW[2:3], CANDIDATES)
+    both = dataclasses.replace(made, timings=made.timings + with_some.timings)
+    judged = {group for _, group, *_ in measured_regrets(both, profile, [each.name for each in FEW])}
+    assert judged == {FEW[2].name}, "on the other load the new stage was not timed"
 
 
 def test_policies_take_their_fallback_where_flashinfer_was_not_timed():
@@ -335,7 +357,7 @@ def test_from_records_to_a_profile_that_is_used(cache, file, capsys, found):
             line.startswith(f"{residual.load}, {residual.engine} ") and line.endswith(f"{residual.error:+.1%}  {residual.role.rjust(8)}")  # noqa: E501
             for line in printed.splitlines()
         )  # fmt: skip
-    assert "held out: 12 times, median error" in printed
+    assert f"held out: {2 * len(BARE)} times, median error" in printed
     assert "policy cost" in printed
     assert pkv.explain([9000, 100], SHAPE, policy="cost", gpu=profile.name).gpu == profile
     fields = json.loads(stored.read_text())

@@ -105,6 +105,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("plan --lengths 5 --stage reference --page-size 2147483648", ["--page-size", "at most 2**31 - 1"]),
         ("plan --lengths 5 --tile 8", ["tile = 8", "16, 32, 64"]),
         ("plan --lengths 5 --stage reference --tile 16", ["'reference'", "no option 'tile'"]),
+        ("plan --lengths 5 --splits 4", ["'stream_k'", "no option 'splits'"]),
         ("plan --lengths 5 --heads 32", ["--heads", "'32'", "such as 32,8"]),
         ("plan --lengths 5 --heads 6,4", ["--heads", "multiple"]),
         ("plan --lengths 5 --heads 0,0", ["--heads", "at least 1"]),
@@ -279,10 +280,11 @@ def test_a_reader_that_stops_reading_is_no_error():
 
 
 def test_plan_prints_the_plan(capsys):
-    options = "--lengths 5,40,1000 --splits 4 --gpu rtx3060"
+    options = "--lengths 5,40,1000 --gpu rtx3060"
     assert main(["plan", *options.split()]) == 0
     shape = pkv.Shape(32, 8, 128, 16, "float16")
-    made = pkv.plan([5, 40, 1000], shape, splits=4, gpu="rtx3060")
+    made = pkv.plan([5, 40, 1000], shape, gpu="rtx3060")
+    assert made.stage == "stream_k", "as decode() takes"
     idle = pkv.simulate(made).tail_idle
     assert capsys.readouterr().out == f"{made}\n  tail_idle {idle:.3g}, simulated on rtx3060\n"
 

@@ -16,10 +16,10 @@ from cases import DEVICE, DTYPES, Case, batch, decode, options_of, stages
 from conftest import ROOT
 
 import pkv
-from pkv import merging
+from pkv import _triton, merging
 from pkv.accuracy import Yardstick
 from pkv.bench.traces import TRACES, make_trace, steps_of
-from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s4_adaptive, x_flashinfer
+from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s4_adaptive, s5_stream_k, x_flashinfer
 
 pytestmark = pytest.mark.gpu
 
@@ -207,6 +207,8 @@ def test_d2_compiled_variants_do_not_grow(stage):
         "split_kv_kernel": s1_split_kv.split_kv_kernel,
         "row_local_kernel": s2_row_local.row_local_kernel,
         "workqueue_kernel": s3_workqueue.workqueue_kernel,
+        "stream_k_kernel": s5_stream_k.stream_k_kernel,
+        "merge_runs_kernel": s5_stream_k.merge_runs_kernel,
         "merge_kernel": merging.merge_kernel,
     }
     before = {name: variants(kernel) for name, kernel in kernels.items()}
@@ -257,6 +259,7 @@ def test_a13_many_rows_and_heads(stage):
 @pytest.mark.parametrize("num_warps", [1, 2, 4])
 def test_a15_the_merge_of_128_splits(num_warps, monkeypatch):
     """Some Triton releases miscompile a reduction over states with a base offset inside the offset tensor."""
+    monkeypatch.setattr(_triton, "_compiled", {})  # where what was compiled for another number of warps is kept
     monkeypatch.setattr(merging, "MOST_WARPS", num_warps)
     monkeypatch.setattr(merging, "PROGRAM_ELEMENTS", 512)
     q, cache = llama([20_548], torch.bfloat16, n_heads=(16, 4))

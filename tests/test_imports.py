@@ -118,7 +118,7 @@ def against_the_order(module: str, imported: str) -> bool:
         return module != "__main__"
     if imported == SPECIFICATION:
         return module not in READS_SPECIFICATION
-    if module.startswith("stages.s") and imported.startswith("stages.s"):
+    if line_of(module) == line_of(imported) == line_of("stages.s*"):
         return stage_number(imported) > stage_number(module)  # read in this order, so each builds on earlier ones
     if module.split(".")[0] == imported.split(".")[0] and line_of(module) == line_of(imported):
         return False  # inside bench, viz or course
@@ -151,6 +151,10 @@ def test_optional_packages_stay_in_their_module(module):
         ("stages.s2_row_local", "stages.s1_split_kv", False),
         ("stages.s1_split_kv", "stages.s2_row_local", True),
         ("stages.s4_adaptive", "stages.s0_reference", True),
+        ("stages.s3_workqueue", "stages.s5_stream_k", True),
+        ("stages.s5_stream_k", "stages.s3_workqueue", False),
+        ("stages.s4_adaptive", "stages.s5_stream_k", False),  # it chooses among all
+        ("stages.s5_stream_k", "stages.s4_adaptive", True),
         ("stages.s4_adaptive", "costs", False),
         ("decoding", "stages", False),
         ("decoding", "accuracy", True),

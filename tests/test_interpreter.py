@@ -14,7 +14,7 @@ import pkv
 from pkv._triton import tl, triton
 from pkv.accuracy import Yardstick
 from pkv.launching import KernelArgs
-from pkv.tile import load_tile
+from pkv.tile import find_pages, load_tile
 
 REMEDY = "restart the kernel and import pkv first"
 DECODE = """
@@ -149,32 +149,37 @@ def test_b1_bf16_is_right(stage):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_b1_loads_are_widened_exactly_where_they_are_interpreted(dtype):
     q, cache = batch(Case("widen", [20]), dtype)
-    plan = pkv.plan([20], pkv.Shape.of(q, cache), splits=2)
+    plan = pkv.plan([20], pkv.Shape.of(q, cache))
     args = KernelArgs(q, cache, plan, 1.0, torch.empty_like(q), torch.empty(1, 4, device=DEVICE))
-    assert args.shape.WIDEN == pkv.INTERPRETED
+    assert args.shape.INTERPRETED == pkv.INTERPRETED
     assert (DEVICE.type == "cpu") == pkv.INTERPRETED
 
 
 @triton.jit
 def tile_probe(cache, out_ptr, SHAPE: tl.constexpr):
-    """2 * K + V of the first tile, by load_tile alone."""
-    slots = tl.arange(0, SHAPE.BLOCK_N)
-    pages = tl.zeros([1, 1], tl.int64)
-    k = tl.reshape(load_tile(pages, slots[None, :].to(tl.int64), tl.program_id(0), 13, cache.k, SHAPE, True), [256])
-    v = tl.reshape(load_tile(pages, slots[None, :].to(tl.int64), tl.program_id(0), 13, cache.v, SHAPE, True), [256])
-    tl.store(out_ptr + tl.arange(0, 256), (k * 2.0 + v).to(tl.float32))
+    """2 * K + V of the first tile, by find_pages and load_tile alone."""
+    pages, slots = find_pages(cache.table.ptr, cache.table.strides[1], 0, 13, SHAPE, True)
+    k = load_tile(pages, slots, tl.program_id(0), 13, cache.k, SHAPE, True, False)  # [BLOCK_N, BLOCK_D]
+    v = load_tile(pages, slots, tl.program_id(0), 13, cache.v, SHAPE, True, True)  # [BLOCK_D, BLOCK_N]
+    offsets = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(out_ptr + offsets, (k * 2.0 + tl.trans(v)).to(tl.float32))
 
 
+@pytest.mark.parametrize("page_size", [16, 4, 48, 3], ids="page-{}".format)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_b1_arithmetic_on_loaded_tiles(dtype):
-    """Sums and products of bf16 bits are nonsense in the interpreter; of what load_tile returns they are right."""
-    q, cache = batch(Case("probe", [13], n_kv_heads=1, head_dim=16), dtype, spare_pages=0)
+def test_b1_arithmetic_on_loaded_tiles(dtype, page_size):
+    """Sums and products of bf16 bits are nonsense in the interpreter; of what load_tile returns they are right.
+
+    Pages that hold a tile, that divide it, that it divides, and that do neither.
+    """
+    q, cache = batch(Case("probe", [13], page_size, n_kv_heads=1, head_dim=16), dtype, spare_pages=0)
     plan = pkv.plan([13], pkv.Shape.of(q, cache))
     args = KernelArgs(q, cache, plan, 1.0, torch.empty_like(q), torch.empty(1, 4, device=DEVICE))
     got = torch.full((16, 16), -7.0, device=DEVICE)
     tile_probe[(1,)](args.cache, got, args.shape)
     want = torch.zeros(16, 16)
-    want[:13] = (2 * cache.k_pages.float() + cache.v_pages.float())[0, :13, 0].cpu()
+    k, v = (x.float().cpu() for x in cache.gather(0))
+    want[:13] = (2 * k + v)[:, 0]
     torch.testing.assert_close(got.cpu(), want, atol=0.05 if dtype == torch.bfloat16 else 2e-3, rtol=1e-2)
 
 

@@ -10,10 +10,12 @@ import re
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lessonfiles import judged_text, without_source
 
 import pkv
+from pkv.stages.s5_stream_k_runs import cut_runs
 from pkv.viz import schedules
 
 nbformat = pytest.importorskip("nbformat", reason="the test extra brings nbformat")
@@ -172,6 +174,16 @@ def test_the_answer_of_lesson_04_is_right():
     assert 64 * shape.n_kv_heads // places == 9
     busy = card.costs.memory_gb_per_s / card.costs.flashinfer_program_gb_per_s
     assert 8 < busy < 16
+
+
+def test_the_answer_of_lesson_05_is_right():
+    """Eight equal rows of 4,096 tokens: for which numbers of programs no row is cut, and when every row is."""
+    n_cut = {}
+    for n_programs in range(1, 33):
+        row_items = cut_runs(np.full(8, 4096, dtype=np.int32), n_programs, 16)[2]
+        n_cut[n_programs] = int((row_items > 1).sum())
+    assert [n for n, cut in n_cut.items() if cut == 0] == [1, 2, 4, 8]
+    assert {cut for n, cut in n_cut.items() if n > 8} == {8}
 
 
 def test_a_rebuilt_notebook_keeps_its_ids(lesson, built):

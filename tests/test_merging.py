@@ -52,8 +52,9 @@ def by_formula(states):
 
 def merge_shape(n_heads, head_dim):
     return KernelShape(
-        GROUP=n_heads, N_KV_HEADS=1, HEAD_DIM=head_dim, PAGE_SIZE=16, HEAD_BLOCKS=1, BLOCK_H=16,
-        BLOCK_D=block_of(head_dim), BLOCK_N=16, STAGES=1, ALIGNED=True, WIDEN=pkv.INTERPRETED,
+        GROUP=n_heads, N_KV_HEADS=1, HEAD_DIM=head_dim, PAGE_SIZE=16, HEAD_BLOCKS=1, BLOCK_H=8,
+        BLOCK_D=block_of(head_dim), BLOCK_N=16, STAGES=1, ALIGNED=True, WHOLE_TILES=True, EARLY_MERGE=False,
+        INTERPRETED=pkv.INTERPRETED,
     )  # fmt: skip
 
 

@@ -180,7 +180,7 @@ def test_items_that_the_kernel_would_not_cut_are_refused(ready, stage, why):
 def test_a_replaced_plan_runs_as_it_says(ready):
     q, cache = ready
     shape = pkv.Shape.of(q, cache)
-    two, three = (pkv.plan([5, 40, 0, 17], shape, splits=n, gpu="rtx3060") for n in (2, 3))
+    two, three = (pkv.plan([5, 40, 0, 17], shape, stage="row_local", splits=n, gpu="rtx3060") for n in (2, 3))
     pkv.run(q, cache, two)
     fields = ("items", "program_offsets", "partial_offsets", "launches")
     made = dataclasses.replace(two, **{name: getattr(three, name) for name in fields})

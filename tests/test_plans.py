@@ -227,7 +227,7 @@ def test_row_local_cuts_several_rows_finer_as_they_may_be_ragged():
 
 def test_the_longest_row_there_can_be():
     longest = 2**31 - 64
-    plan = pkv.plan([longest, 5], SHAPE, splits=3)
+    plan = pkv.plan([longest, 5], SHAPE, stage="row_local", splits=3)
     assert plan.validate().items[2].tolist() == [0, (longest // 16 * 2 // 3) * 16, longest]
     assert plan.counters.useful_kv_mib == pytest.approx((longest + 5) * 512 / 2**20)
     with pytest.raises(ValueError, match=r"lengths\[1\] = 2147483585 must lie in 0 .. 2147483584 \(tokens of row 1\)"):
@@ -247,7 +247,7 @@ def test_lengths_of_any_kind(lengths):
 
 
 def test_arrays_cannot_be_written():
-    plan = pkv.plan([5, 40], SHAPE, splits=2)
+    plan = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
     for name in ("lengths", "items", "program_offsets", "partial_offsets"):
         with pytest.raises(ValueError, match="read-only"):
             getattr(plan, name)[0] = 7
@@ -257,21 +257,21 @@ def test_arrays_cannot_be_written():
 
 def test_the_callers_array_stays_the_callers():
     lengths = np.array([5, 40], dtype=np.int32)
-    plan = pkv.plan(lengths, SHAPE, splits=2)
+    plan = pkv.plan(lengths, SHAPE, stage="row_local", splits=2)
     lengths[1] = 3
     assert plan.lengths.tolist() == [5, 40]
     assert plan.validate() is plan
 
 
 def test_equality_and_diff():
-    a, b = (pkv.plan([5, n], SHAPE, splits=2, gpu="rtx3060") for n in (40, 41))
-    assert a == pkv.plan([5, 40], SHAPE, splits=2, gpu="rtx3060")
+    a, b = (pkv.plan([5, n], SHAPE, stage="row_local", splits=2, gpu="rtx3060") for n in (40, 41))
+    assert a == pkv.plan([5, 40], SHAPE, stage="row_local", splits=2, gpu="rtx3060")
     assert a != b
     assert a != "a plan"
     assert a.diff(b) == ["lengths[1]: 40 against 41", "items[3]: [1, 16, 40] against [1, 16, 41]"]
-    other_gpu = pkv.plan([5, 40], SHAPE, splits=2, gpu="h200")
+    other_gpu = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2, gpu="h200")
     assert any(line.startswith("gpu: ") and "rtx3060" in line and "h200" in line for line in a.diff(other_gpu))
-    fewer = pkv.plan([5, 40], SHAPE, splits=1, gpu="rtx3060")
+    fewer = pkv.plan([5, 40], SHAPE, stage="row_local", splits=1, gpu="rtx3060")
     assert "items: 4 against 2 entries" in a.diff(fewer)
 
 
@@ -283,17 +283,21 @@ def test_a_plan_prints_as_a_table():
     rows = [line.split(maxsplit=3) for line in text.splitlines() if re.match(r"\s+\d+\s+\d+\s+\d+\s", line)]
     assert rows == [["0", "5", "2", "0:5 empty"], ["1", "40", "2", "0:16 16:40"], ["2", "0", "2", "empty empty"]]
     assert max(map(len, text.splitlines())) <= 120
-    many = str(pkv.plan([50_000] * 300, LLAMA, splits=64))
+    many = str(pkv.plan([50_000] * 300, LLAMA, stage="row_local", splits=64))
     assert len(many.splitlines()) < 30
     assert "and 288 more rows" in many
     assert "at most" in str(pkv.plan([5, 40], SHAPE, dynamic=True))
+    assert "| programs with tokens per SM 0.214" in text, "3 items, 2 KV heads, 28 SMs: each item is a program"
+    runs = pkv.plan([500] * 30, LLAMA, stage="stream_k", gpu="rtx3060")
+    assert runs.n_items > runs.n_programs
+    assert f"| items with tokens per SM {runs.n_items * 8 / 28:.3g}" in str(runs)
 
 
 # --- JSON ---
 
 
 def test_json_is_plain_json():
-    data = json.loads(pkv.plan([5, 40], SHAPE, splits=2).to_json())
+    data = json.loads(pkv.plan([5, 40], SHAPE, stage="row_local", splits=2).to_json())
     assert data["format"] == 1
     assert data["items"] == [[0, 0, 5], [0, 16, 16], [1, 0, 16], [1, 16, 40]]
     assert data["shape"]["dtype"] == "float16"
@@ -306,7 +310,7 @@ def test_from_json_refuses_garbage(text):
 
 
 def edited(**changes):
-    data = json.loads(pkv.plan([5, 40], SHAPE, splits=2, gpu="rtx3060").to_json())
+    data = json.loads(pkv.plan([5, 40], SHAPE, stage="row_local", splits=2, gpu="rtx3060").to_json())
     data.update(changes)
     return json.dumps(data)
 
@@ -356,7 +360,7 @@ def test_from_json_refuses_a_broken_plan(changes):
 
 
 def test_a_changed_plan_uploads_its_own_arrays():
-    plan = pkv.plan([5, 40], SHAPE, splits=2)
+    plan = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
     plan.tensor("items", torch.device("cpu"))
     other = dataclasses.replace(plan, items=plan.items[::-1])
     for made in (plan, other):
@@ -554,7 +558,7 @@ def test_bad_shapes(sizes, error, message):
 
 
 def test_copies_are_without_what_running_made_and_stay_read_only():
-    plan = pkv.plan([5, 40], SHAPE, splits=2)
+    plan = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
     plan.tensor("items", torch.device("cpu"))
     for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
         assert other == plan
@@ -564,10 +568,10 @@ def test_copies_are_without_what_running_made_and_stay_read_only():
 
 
 def test_a_plan_of_the_first_format_is_still_read():
-    data = json.loads(pkv.plan([5, 40], SHAPE, splits=2).to_json())
+    data = json.loads(pkv.plan([5, 40], SHAPE, stage="row_local", splits=2).to_json())
     for name in ("variant", "explanation", "fallback"):
         del data[name]
-    assert pkv.Plan.from_json(json.dumps(data)) == pkv.plan([5, 40], SHAPE, splits=2)
+    assert pkv.Plan.from_json(json.dumps(data)) == pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
     for wrong in (True, 1.0, 2):
         with pytest.raises(ValueError, match="plan format"):
             pkv.Plan.from_json(json.dumps({**data, "format": wrong}))

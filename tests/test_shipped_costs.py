@@ -21,6 +21,7 @@ from pkv.bench.records import Records, read_records
 from pkv.bench.regret import measured_regrets
 from pkv.gpus import GpuProfile, load_gpu
 from pkv.profiles import read_shipped
+from pkv.stages.s4_adaptive import CANDIDATES
 
 ROOT = Path(pkv.__file__).parents[1]
 HELD_OUT = tuple(str(seed) for seed in PAPER_SEEDS[1:])
@@ -55,7 +56,9 @@ def test_seeds_that_were_not_fitted_are_predicted(card):
     assert not [name for name in card.source["fitted_loads"] if name.endswith(HELD_OUT)]
     errors = errors_of(card.judged, card.profile)
     stated = card.source["errors"]["held out"]
-    assert len(errors) == stated["rows"] == 4 * 15 * 5, "four seeds, 15 traces, FlashInfer and four stages of pkv"
+    timed = {timing.engine for timing in card.judged.timings if timing.refused is None} & set(CANDIDATES)
+    assert timed >= {"flashinfer", "split_kv", "length_buckets", "row_local", "workqueue"}, "and what came later"
+    assert len(errors) == stated["rows"] == 4 * 15 * len(timed), "four seeds, 15 traces, FlashInfer and stages of pkv"
     assert np.median(errors) == pytest.approx(stated["median"], abs=1e-4)
     assert max(errors) == pytest.approx(stated["worst"], abs=1e-4)
     assert np.median(errors) <= 0.03

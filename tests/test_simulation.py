@@ -74,6 +74,9 @@ def bytes_of(timeline) -> np.ndarray:
     full = [[int(e > b) for r, b, e in plan.items if r == row] for row in range(plan.n_rows)]
     states = np.array([sum(mine) if len(mine) > 1 else 0 for mine in full])[spans["row"]]
     moved = 2 * states * (plan.shape.head_dim + 1) * 4
+    if plan.stage == "stream_k":  # each of a row's n - 1 cuts moves an equal part, for all query heads of a grid head
+        cuts = np.array([max(len(mine) - 1, 1) for mine in full])[spans["row"]]
+        moved = moved * plan.shape.n_q_heads / plan.shape.grid_heads / cuts
     return np.where(spans["item"] < 0, moved, sizes * per_head)
 
 
@@ -135,6 +138,36 @@ def test_launches_follow_one_another_and_merges_read_states():
     assert timeline.spans["row"].tolist() == [1, 1, 1, 0, 0, 0]
 
 
+def test_the_cuts_of_a_row_share_its_merge():
+    """Units: 4 for the start, then 12 tiles of 8,000 bytes, in 4 runs of 4: three items, two cuts."""
+    alone = dataclasses.replace(TOY, costs=Costs(40, 40, 2, 1))  # one program draws all there is, so it plans for four
+    plan = pkv.plan([192], TINY, stage="stream_k", tile=16, gpu=alone)
+    assert plan.n_programs == 4
+    assert np.diff(plan.items[:, 1:], axis=1).ravel().tolist() == [64, 64, 64]
+    timeline = simulate(plan, TOY)
+    part = 3 * 2 * 126 * 4 / 2  # bytes: of three states, written and read, each cut has half
+    assert timeline.spans["item"].tolist() == [0, 1, 2, -1, -1]
+    # three programs share 40 GB/s; then two do
+    assert timeline.launch_us.tolist() == [
+        pytest.approx([1, 3 + 3 * 32 / 40]),
+        pytest.approx([4 + 3 * 32 / 40, 6 + 3 * 32 / 40 + 2 * part / 40e3]),
+    ]
+    per_row = simulate(dataclasses.replace(plan, stage="test"), TOY)
+    assert per_row.makespan_us - timeline.makespan_us == pytest.approx(2 * part * (1 / 25e3 - 1 / 40e3))
+
+
+def test_a_row_that_is_whole_has_one_merge_program_that_moves_nothing():
+    """Of a dynamic plan any row may be split, so the merge is launched."""
+    plan = pkv.plan([5, 0, 192], TINY, stage="stream_k", tile=16, gpu=TOY, dynamic=True)
+    timeline = simulate(plan, TOY)
+    merges = timeline.spans[timeline.spans["item"] < 0]
+    n_items = np.diff(plan.partial_offsets).tolist()
+    assert n_items[:2] == [1, 0]
+    assert n_items[2] > 2
+    assert np.bincount(merges["row"]).tolist() == [1, 1, n_items[2] - 1]
+    assert (merges["end_us"] - merges["begin_us"])[merges["row"] < 2] == pytest.approx(TOY.costs.item_us)
+
+
 def test_what_a_step_costs_before_its_first_launch():
     plan = queue([[200]], shape=SHAPE, gpu=GPU)
     ours = simulate(plan, GPU)
@@ -153,12 +186,17 @@ def test_invariants(plan):
     assert spans.dtype == SPAN
     assert (np.diff(spans["begin_us"]) >= 0).all()
     assert (spans["end_us"] - spans["begin_us"] >= costs.item_us - 1e-9).all()
-    # every item once per head, every merged row once per query head
+    # every item once per head, every merged row once per query head, or once per cut and head
     decoded = spans[spans["item"] >= 0]
     keys = sorted(zip(decoded["item"].tolist(), decoded["head"].tolist(), strict=True))
     assert keys == [(item, head) for item in range(plan.n_items) for head in range(SHAPE.grid_heads)]
-    merged = sum(len(launch.rows) for launch in plan.launches if launch.kernel == "merge")
-    assert len(spans) - len(decoded) == merged * SHAPE.n_q_heads
+    merged = [row for launch in plan.launches if launch.kernel == "merge" for row in launch.rows]
+    programs = {row: SHAPE.n_q_heads for row in merged}
+    if plan.stage == "stream_k":
+        programs = {row: max(np.diff(plan.partial_offsets)[row] - 1, 1) * SHAPE.grid_heads for row in merged}
+    assert np.bincount(spans["row"][spans["item"] < 0], minlength=plan.n_rows).tolist() == [
+        programs.get(row, 0) for row in range(plan.n_rows)
+    ]
     # no slot does two things at once; a program's spans run in the order of its items, in one slot
     for index, launch in enumerate(plan.launches):
         mine = spans[spans["launch"] == index]
@@ -189,7 +227,7 @@ def test_invariants(plan):
 
 @pytest.mark.parametrize(
     "plan",
-    [plan for plan in PLANS[::3] if plan.lengths.any()],
+    [plan for plan in PLANS if plan.lengths.any()],
     ids=lambda plan: f"{plan.stage}-{plan.n_rows}-{plan.n_items}",
 )
 def test_the_area_under_each_programs_rate_is_its_bytes(plan):
@@ -257,7 +295,8 @@ def test_rows_without_tokens_cost_their_launches_only(stage):
     timeline = simulate(plan, GPU)
     n = len(plan.launches)
     fixed = COSTS.step_us + (COSTS.flashinfer_plan_us if stage == "flashinfer" else 0)
-    expected = (fixed + n * (COSTS.launch_us + COSTS.item_us)) / 1000 if n else 0
+    n_at_work = n - (stage == "stream_k")  # no run has an item, so only its merge starts up, which writes the rows
+    expected = (fixed + n * COSTS.launch_us + n_at_work * COSTS.item_us) / 1000 if n else 0
     assert timeline.gpu_ms == pytest.approx(expected)
     assert timeline.tail_idle == (1 if n else 0)
 

@@ -83,7 +83,7 @@ sys.modules.update(dict.fromkeys(["matplotlib", "ipywidgets", "IPython", "flashi
 import torch, pkv
 from pkv import viz
 shape = pkv.Shape(8, 2, 64, 4, torch.float16)
-plan = pkv.plan([3, 10], shape, splits=1, gpu="rtx3060")
+plan = pkv.plan([3, 10], shape, gpu="rtx3060")
 print(viz.draw_plan(plan).alt[:18], "|", len(viz.draw_programs(plan).svg) > 500)
 try:
     viz.draw_roofline({"G = 4": shape})
@@ -92,7 +92,7 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0] == "row_local: 2 rows  | True"
+    assert done.stdout.splitlines()[0] == "stream_k: 2 rows b | True"
     assert "pip install matplotlib" in done.stdout
 
 

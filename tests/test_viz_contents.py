@@ -1,15 +1,18 @@
 """Pictures are true to the plan, cache, states or shape that they draw."""
 
+import dataclasses
 import itertools
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from drawings import LLAMA, PLANS, cache_of, plan_of, rects, texts
 
 import pkv
 from pkv import viz
+from pkv.plans import Launch
 from pkv.viz import widgets
 from pkv.viz.programs import deal
 from pkv.viz.svg import PALETTE
@@ -65,14 +68,44 @@ def test_many_items_of_a_row_are_joined_and_counted():
     assert "4,000 items" in [text for *_, text in texts(picture)]
 
 
-@pytest.mark.parametrize("name", ["ragged-8", "buckets-8"])
+@pytest.mark.parametrize("name", ["ragged-8", "buckets-8", "stream-k-8"])
 def test_programs_are_dealt_in_turn(name):
     plan = PLANS[name]
     for launch in (launch for launch in plan.launches if launch.kernel == "decode"):
         dealt = deal(plan, launch)
         n_programs = (launch.end - launch.begin) * LLAMA.grid_heads
         assert list(zip(dealt.sms, dealt.levels)) == [(p % 28, p // 28) for p in range(n_programs)]
-        assert set(dealt.rows) == set(launch.rows)
+        tokens = np.zeros(plan.n_rows, dtype=int)
+        for row, of_part in itertools.chain.from_iterable(dealt.parts):
+            tokens[row] += of_part
+        served = np.isin(np.arange(plan.n_rows), launch.rows)
+        assert tokens.tolist() == (plan.lengths * served * LLAMA.grid_heads).tolist()
+
+
+def test_a_program_that_reads_several_rows_has_a_box_for_each():
+    """Two tiles of row 0, then one of row 1: each as wide as its tokens."""
+    one = {"launches": (Launch("decode", (0, 1), 0, 1),), "program_offsets": [0, 2]}
+    plan = dataclasses.replace(plan_of([32, 16], stage="workqueue", splits=1), **one).validate()
+    (dealt,) = [deal(plan, launch) for launch in plan.launches]
+    assert dealt.parts == [[(0, 32), (1, 16)]] * LLAMA.grid_heads
+    picture = viz.draw_programs(plan)
+    wide, narrow = rects(picture.svg, fill_opacity=".5")[:2]
+    assert float(wide.get("width")) == pytest.approx(2 * float(narrow.get("width")), rel=1e-3)
+    assert float(wide.get("x")) + float(wide.get("width")) == pytest.approx(float(narrow.get("x")), rel=1e-3)
+    assert "a program that reads several rows" in picture.alt
+    assert "several rows" not in viz.draw_programs(PLANS["ragged-8"]).alt
+
+
+def test_programs_without_an_item_are_not_drawn_as_items():
+    """stream_k launches as many programs as the card holds, however little there is to read."""
+    plan = plan_of([16], stage="stream_k")
+    assert plan.counters.empty_programs > 0
+    assert "programs are empty" in viz.draw_plan(plan).alt
+    for picture in (viz.draw_plan(plan), viz.draw_queue(plan)):
+        assert "Dashed" not in picture.alt
+        assert not rects(picture.svg, stroke_dasharray="3 2")
+    assert "runs" in [text for *_, text in texts(viz.draw_queue(plan))]
+    assert len(rects(viz.draw_programs(plan).svg, stroke_dasharray="3 2")) == plan.counters.empty_programs
 
 
 @pytest.mark.parametrize(("splits", "idle"), [(1, 20), (2, 12), (3, 4), (4, 0)])

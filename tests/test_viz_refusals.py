@@ -186,7 +186,7 @@ class Image(HTMLParser):
     "name", ["a\x00b", "a&b", "a<b", 'a"b', "a'b", "]]>", "\x1b[1m", "\ud800", "\uffff", "a\nb", "é→"]
 )
 def test_any_name_of_a_gpu_gives_valid_xml(name, tmp_path):
-    plan = pkv.plan([5, 40], SINGLE, splits=2, gpu=pkv.GpuProfile(name, 86, 28))
+    plan = pkv.plan([5, 40], SINGLE, gpu=pkv.GpuProfile(name, 86, 28))
     for draw in (viz.draw_plan, viz.draw_programs):
         picture = draw(plan)
         root = ElementTree.fromstring(picture.svg)
@@ -207,13 +207,14 @@ def test_a_picture_made_by_hand_is_cleaned_too():
 
 def test_one_of_a_thing_does_what_one_does():
     one_sm = pkv.GpuProfile("tiny", 86, 1)
-    plan = pkv.plan([5], SINGLE, splits=2, gpu=one_sm)
+    plan = pkv.plan([5], SINGLE, stage="row_local", splits=2, gpu=one_sm)
     drawn, programs = viz.draw_plan(plan), viz.draw_programs(plan)
     assert drawn.alt.startswith("row_local: 1 row becomes 2 items")
     assert "; 1 program is empty." in drawn.alt
     assert ": 1 SM holds " in drawn.alt
     assert "2 programs, 1 of them without a token: the one SM gets work." in programs.alt
-    assert "1 of 2 SMs gets no token" in viz.draw_programs(pkv.plan([5], SINGLE, gpu=pkv.GpuProfile("two", 86, 2))).alt
+    two_sms = pkv.plan([5], SINGLE, stage="row_local", gpu=pkv.GpuProfile("two", 86, 2))
+    assert "1 of 2 SMs gets no token" in viz.draw_programs(two_sms).alt
     sentences = [text for *_, text in texts(drawn)] + [text for *_, text in texts(programs)]
     assert not [text for text in sentences if re.search(r"\b1 (rows|items|programs|launches|SMs|tokens|slots)\b", text)]
 

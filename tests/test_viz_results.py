@@ -108,10 +108,13 @@ def test_texts_stay_inside_and_apart(files):
 def test_every_figure_is_drawn_of_each_machine_and_grid_that_has_it(files):
     assert sorted(of_records(files)) == sorted(
         [
-            *(f"{name}-full-nvidia-h200-132-sms" for name in ("ratios", "stream", "layers", "regimes", "bounds")),
+            *(
+                f"{name}-full-nvidia-h200-132-sms"
+                for name in ("ratios", "stream", "layers", "gains", "regimes", "bounds")
+            ),
             *(
                 f"{name}-paper-nvidia-h200-{n_sms}-sms"
-                for name in ("ratios", "stream", "layers", "ladder", "regret", "charges", "one_row", "bounds")
+                for name in ("ratios", "stream", "layers", "ladder", "gains", "regret", "charges", "one_row", "bounds")
                 for n_sms in (132, 28)
             ),
             "growth-growth-nvidia-h200-132-sms",
@@ -440,7 +443,7 @@ def test_plot_writes_the_same_bytes_and_says_what_it_wrote(files, tmp_path, caps
         assert run_plot(*files[:2], "--out", tmp_path / folder) == 0
     out = capsys.readouterr().out
     written = sorted((tmp_path / "one").iterdir())
-    assert len(written) == 17
+    assert len(written) == 19
     for file in written:
         assert f"{file}\n  " in out
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes()

@@ -52,6 +52,7 @@ EXPLORERS = {
     "merge": widgets.explore_merge,
     "schedule": widgets.explore_schedule,
     "policy": widgets.explore_policy,
+    "runs": widgets.explore_runs,
 }
 
 

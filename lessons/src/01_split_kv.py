@@ -28,7 +28,7 @@ print(f"Kernels run {where}.")
 # %% [markdown]
 # ## Few programs, many SMs
 #
-# A GPU runs programs on its streaming multiprocessors, the **SMs**. The RTX 3060 has 28. A program runs on one SM from start to end, and an SM holds several programs at once, so that some compute while others wait for memory. How many depends on the registers and the shared memory that one program takes. With head_dim 128 an SM of the RTX 3060 holds 4; in lesson 00, with head_dim 64, it held 8.
+# A GPU runs programs on its streaming multiprocessors, the **SMs**. The RTX 3060 has 28. A program runs on one SM from start to end, and an SM holds several programs at once, so that some compute while others wait for memory. How many depends on the registers and the shared memory that one program takes. With head_dim 128 an SM of the RTX 3060 holds fewer than with the 64 of lesson 00.
 #
 # **Predict.** One row of 65,536 tokens, 8 KV heads, one program per KV head. How many of the 28 SMs have anything to do?
 
@@ -54,7 +54,7 @@ viz.draw_programs(unsplit)
 #
 # **Split-KV** cuts a row's tokens into ranges, the **splits**. Each split of each KV head is a program of its own.
 #
-# **Predict.** How many splits of this row give each of the 28 SMs exactly the 4 programs that it can hold?
+# **Predict.** How many splits of this row give each of the 28 SMs exactly 4 programs?
 
 # %%
 split = pkv.plan([65536], llama, stage="split_kv", gpu="rtx3060")
@@ -74,7 +74,7 @@ for gpu in ("rtx3060", "h200"):
     print(f" = {split.n_items} splits (an SM could hold {holds} programs)")
 
 # %% [markdown]
-# An SM has four schedulers, and a program of ours lives on one of them. Nine programs would give one scheduler three and the others two, and that one ends last. So the plan counts on eight, two for each. And it never cuts the longest row into splits of less than two tiles.
+# An SM has four schedulers, and a program of ours lives on one of them. Five programs would give one scheduler two and the others one, and that one ends last. So the plan counts on four or on eight, the same number for each. And it never cuts the longest row into splits of less than two tiles.
 #
 # ## All rows are cut like the longest
 #

@@ -246,6 +246,8 @@ for n_places in (11, 22):
 # **Predict.** With 4 splits for every row there are 32 items. Without `splits=`, the queue makes how many? More, or fewer?
 
 # %%
+from pkv.configs import even_programs
+
 ragged = [16384, 2000, 1500, 1000, 700, 500, 300, 200]
 shared = pkv.plan(ragged, llama, stage="workqueue", gpu="rtx3060")
 counts = np.diff(shared.partial_offsets)
@@ -253,10 +255,9 @@ for row, (length, n_items) in enumerate(zip(ragged, counts)):
     print(
         f"row {row}: {length:6,} tokens in {n_items:2} items of about {length / n_items:4.0f}"
     )
-print(
-    f"{shared.n_items} items in all, for {shared.programs_per_sm} programs per SM:", end=" "
-)
-print(f"{card.n_sms * shared.programs_per_sm} places, each filled twice")
+print(f"{shared.n_items} items for {llama.n_kv_heads} KV heads:", end=" ")
+places = card.n_sms * even_programs(shared.programs_per_sm)
+print(f"{shared.n_items * llama.n_kv_heads / places:g} times the {places} places")
 
 # %%
 pair = [play(ragged, splits=4), pkv.simulate(shared, card)]

@@ -257,7 +257,9 @@ print(f"pairs more than 5% apart: {in_order} of {len(orders)} in order")
 #
 # ## Let the predictions choose
 #
-# `policy="cost"` plans the step with every stage, FlashInfer included, predicts all of them, and takes the least. Stages within 1% of it no prediction can tell apart; of those it takes the one that has been measured the fastest in such cases, the queue before all. Planning on the host is charged to nobody; we come to that. `pkv.explain` shows what it sees.
+# `policy="cost"` plans the step with every stage, FlashInfer included, predicts all of them, and takes the least. Stages within 1% of it no prediction can tell apart; of those it takes `stream_k` first, which needs no plan from the host, and then the queue, which was measured the fastest of the others in such cases. Planning on the host is charged to nobody; we come to that. `pkv.explain` shows what it sees.
+#
+# `stream_k` is one that you have not met: all programs get equal shares, which may begin in one row and end in another. A later lesson builds it. Here it is one more stage to choose.
 #
 # **Predict.** One row of 65,536 tokens and seven of 2,048. Which stage is worst, and by which term?
 
@@ -272,7 +274,7 @@ for entry in choice.candidates:
 viz.draw_choice(choice)
 
 # %% [markdown]
-# All have the same bytes to read. `split_kv` has a program for each of 8 rows and 8 KV heads, finds no room for twice as many, and does not cut (it counts on our kernel, 4 per SM against the 2 of the paper's): 8 slow programs read the long row. FlashInfer does not cut it either, but its programs are faster one by one.
+# All have the same bytes to read. `split_kv` has a program for each of 8 rows and 8 KV heads, finds no room for twice as many, and does not cut (it counts on our kernel, of which more fit on an SM than the 2 of the paper's): 8 slow programs read the long row. FlashInfer does not cut it either, but its programs are faster one by one.
 #
 # Below the paper's policy, on the same step: it takes its gate's stage, with the paper's splits. For the queue the paper has 20, 24 or 28, by trace; a policy does not know the trace, so here it is always 24. All candidates of this picture for which the paper has a number are cut with it, the buckets too. So their times differ from those above.
 
@@ -314,7 +316,7 @@ kernels = map_of(charge_planning=False)
 viz.draw_regimes(kernels, "Predicted, kernels alone.")
 
 # %% [markdown]
-# In the *ragged* and *one long* batches, where one row outlasts the others: from 8 rows and 16K tokens on, and at 4K in half of the cells. With fewer rows its splits reach enough SMs, and with many equal rows there is always enough left to read. (With exactly 8 equal rows it loses too; the question at the end asks why.) Short batches are FlashInfer's as well: its programs read faster one by one, and there are too few of ours to make up for that.
+# In the *ragged* and *one long* batches, where one row outlasts the others: from 8 rows and 4K tokens on. It loses to `stream_k` in all of them. With fewer rows its splits reach enough SMs, and with many equal rows there is always enough left to read. (With exactly 8 equal rows it loses too; the question at the end asks why.) Short batches are FlashInfer's as well: its programs read faster one by one, and there are too few of ours to make up for that.
 #
 # The map goes beyond what was measured, which is 1 and 8 rows of the paper's traces. And its costs are those of the paper's kernels, 2 to an SM, while our stages cut their rows for kernels of which more fit. Take it as a map of reasons and not of percentages.
 #
@@ -328,7 +330,7 @@ for n_rows, longest, _, best, _ in kernels:
 print(f"right in {len(kernels)} cells: gates {right}, always FlashInfer {always}")
 
 # %% [markdown]
-# No better than a constant. But the count is harsh: in a cell that `row_local` wins by 1%, the queue counts as wrong, just as a stage that takes twice as long. So count what a wrong choice costs, and not how many are wrong. Further down that is called regret.
+# No better than a constant. (The gates cannot take `stream_k`, which the paper does not have.) But the count is harsh: in a cell that `stream_k` wins by 1%, the queue counts as wrong, just as a stage that takes twice as long. So count what a wrong choice costs, and not how many are wrong. Further down that is called regret.
 
 # %% [markdown]
 # ## Who pays for planning?
@@ -435,6 +437,7 @@ shown = {
     "policy paper": "policy paper",
     "always flashinfer": "always flashinfer",
     "always workqueue": "always workqueue",
+    "always stream_k": "always stream_k",
     "workqueue, calibrated splits": "queue, tuned splits",
 }
 viz.draw_regret(
@@ -513,7 +516,7 @@ for words, uncharged in (
 #
 # ### Judged on a card
 #
-# The records allow what the logs did not. Every stage was timed at every step, with 1, 4 and 8 rows, so the best of each step is known, and the regret is measured. `policy="cost"` needs the costs of the card. `pkv calibrate` fits them to measured times, on a card of yours too; those of the H200, whole and sliced, come from seed 20260623. So that seed does not judge. (One thing was read off all seeds: that the queue comes first where predictions are alike.)
+# The records allow what the logs did not. Every stage was timed at every step, with 1, 4 and 8 rows, so the best of each step is known, and the regret is measured. `policy="cost"` needs the costs of the card. `pkv calibrate` fits them to measured times, on a card of yours too; those of the H200, whole and sliced, come from seed 20260623. So that seed does not judge. (One thing was read off all seeds: that the queue comes before the stages of lessons 01 and 02 where predictions are alike.)
 #
 # The stage `flashinfer` here is pkv's. It calls the kernel with tensor cores, fetches page numbers before and turns lse into ours after, in every call. That takes some microseconds, which count against it.
 #

@@ -12,39 +12,46 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pkv.configs import MOST_WARPS, ConfigKey, TileConfig, choose_config, every_key
+from pkv.configs import ConfigKey, TileConfig, choose_config, every_key
 from pkv.gpus import GpuProfile
 from pkv.launching import kernel_shape
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import split_kv_kernel
 from pkv.stages.s2_row_local import row_local_kernel
-from pkv.stages.s3_workqueue import workqueue_kernel
+from pkv.stages.s3_workqueue import warps_of_several, workqueue_kernel
+from pkv.stages.s5_stream_k import stream_k_kernel
+from pkv.stages.s5_stream_k_runs import RULES
 from pkv.tile import CacheArgs, StateArgs, Strided
 
 TRITON_TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
-# The entry kernels, and the arguments that each takes after those that all take. None: an optional array left out.
-OWN_ARGUMENTS: dict[str, dict[str, str | None]] = {
-    "split_kv": {"row_ids": None, "n_rows": "i32", "n_splits": "i32"},
-    "row_local": {"n_splits": "i32"},
-    "workqueue": {"items": "*i32", "program_offsets": None, "item_order": "*i32", "first_program": "i32"},
-    "workqueue, several items": {
+OFFSETS: dict[str, Any] = {"partial_offsets": "*i32"}
+# The entry kernels, and the arguments of each between those that all take. None: an optional array left out.
+OWN_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "split_kv": OFFSETS | {"row_ids": None, "n_rows": "i32", "n_splits": "i32"},
+    "row_local": OFFSETS | {"n_splits": "i32"},
+    "workqueue": OFFSETS | {"items": "*i32", "program_offsets": None, "item_order": "*i32", "first_program": "i32"},
+    "workqueue, several items": OFFSETS | {
         "items": "*i32", "program_offsets": "*i32", "item_order": "*i32", "first_program": "i32",
     },
+    "stream_k": {"n_rows": "i32", "n_programs": "i32"},
 }  # fmt: skip
+RULED = ("stream_k",)  # take RULES, too
 KERNELS = {
     "split_kv": split_kv_kernel,
     "row_local": row_local_kernel,
     "workqueue": workqueue_kernel,
     "workqueue, several items": workqueue_kernel,
+    "stream_k": stream_k_kernel,
 }
-KERNELS_OF_PLANNING = ("split_kv", "row_local", "workqueue")  # their figures are stored
+KERNELS_OF_PLANNING = ("split_kv", "row_local", "workqueue", "stream_k")  # their figures are stored
 ARCHITECTURES = (80, 86, 89, 90, 120)
 FIGURES = Path(__file__).parents[1] / "data" / "compiled.json"
 
@@ -65,7 +72,7 @@ def compile_entry(
     shape: Shape, config: TileConfig, arch: int, *, aligned: bool = True, kernel: str = "split_kv"
 ) -> Compiled:
     """Compile one of KERNELS for compute capability `arch`, as a launch on contiguous NHD pages would."""
-    sizes = kernel_shape(shape, config, aligned, False)
+    sizes = kernel_shape(shape, config, aligned, False, arch >= 90)
     element = TRITON_TYPES[shape.dtype]
     unit = "constexpr"
     pages = Strided(element, ("i32", "i32", "i32", unit))
@@ -75,12 +82,12 @@ def compile_entry(
         "cache": CacheArgs(pages, pages, Strided("*i32", ("i32", unit)), Strided("*i32", (unit,))),
         "result": StateArgs(rows, Strided("*fp32", ("i32", unit))),
         "partials": StateArgs(Strided("*fp32", ("i32", "i32", unit)), Strided("*fp32", ("i32", unit))),
-        "partial_offsets": "*i32",
         **{name: entry or "constexpr" for name, entry in OWN_ARGUMENTS[kernel].items()},
         "qk_scale": "fp32",
         "SHAPE": "constexpr",
+        **({"RULES": "constexpr"} if kernel in RULED else {}),
     }
-    unspecialized = {"n_rows", "n_splits", "first_program"}
+    unspecialized = {"n_rows", "n_splits", "first_program", "n_programs"}
     constants: dict[tuple[int, ...], object] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
 
@@ -98,10 +105,12 @@ def compile_entry(
     names = list(signature)
     constants |= {(names.index(name),): None for name, entry in OWN_ARGUMENTS[kernel].items() if entry is None}
     constants[(names.index("SHAPE"),)] = sizes
+    if kernel in RULED:
+        constants[(names.index("RULES"),)] = RULES
     source = ASTSource(KERNELS[kernel], signature, constants, attributes)
-    several = kernel == "workqueue, several items"  # which is launched with twice the warps
-    options = {"num_warps": min(2 * config.num_warps, MOST_WARPS) if several else config.num_warps}
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    several = kernel == "workqueue, several items"
+    num_warps = warps_of_several(config.num_warps, sizes.BLOCK_H) if several else config.num_warps
+    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options={"num_warps": num_warps})
     ptx = made.asm["ptx"]
     registers, stack = resource_usage(made.asm["cubin"])
     return Compiled(
@@ -128,7 +137,7 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
 def representative(key: ConfigKey) -> Shape:
     """A shape whose configuration has this key; figures depend on nothing else."""
     dtype = {2: torch.float16, 4: torch.float32}[key.itemsize]
-    group = {1: 4, 16: 4, 32: 32}[key.block_h]
+    group = {1: 4, 8: 4, 16: 16, 32: 32}[key.block_h]
     return Shape(8 * group, 8, key.block_d, 16, dtype)
 
 

@@ -16,6 +16,7 @@ from pkv.arguments import resolve_scale
 from pkv.bench.engine import Batch, Engine, Ready, nothing_to_plan
 from pkv.decoding import decode, options_of, run
 from pkv.decoding import plan as plan_step
+from pkv.gpus import gpu_of
 from pkv.plans import Plan
 from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.x_flashinfer_rules import unfit
@@ -59,8 +60,11 @@ def prepare(stage: str, options: dict[str, Any], batch: Batch) -> Ready:
     q, cache, out = batch.q, batch.cache, torch.empty_like(batch.q)
     settings = settings_of(planned(stage, options, batch))
 
+    # a user names no card
+    named = options if batch.gpu == gpu_of(q.device) else {"gpu": batch.gpu, **options}
+
     def decode_once(_: None) -> tuple[torch.Tensor, torch.Tensor]:
-        return decode(q, cache, stage=stage, out=out, return_lse=True, gpu=batch.gpu, **options)  # type: ignore[return-value]
+        return decode(q, cache, stage=stage, out=out, return_lse=True, **named)  # type: ignore[return-value]
 
     if STAGES[stage].PLANNED_ON == "gpu":
         del settings["items"]  # on a GPU it plans for rows of any length

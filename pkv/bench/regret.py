@@ -27,7 +27,7 @@ from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.plans import Plan
 from pkv.shapes import Shape
 from pkv.simulation import simulate
-from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES, explain
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, PAPER_SPLITS, POLICIES, Explanation, cheapest, explain
 from pkv.stages.x_flashinfer_rules import why_not
 
 CALIBRATION_SEED, JUDGED_SEEDS = 20260622, (20260624, 20260625, 20260626, 20260627)
@@ -112,12 +112,10 @@ def measured_regrets(
 
     loads: names of those to judge by; profile: the card of the records, with the costs that policy "cost" is to choose
     by. Routes are both policies and every stage that is always taken. A policy's time is that of the stage it takes, as
-    it cuts rows by default. Loads count that all stages of pkv were timed on; FlashInfer's, where it was.
+    it cuts rows by default. FlashInfer's count where it was timed on all loads.
     """
     timed = {key for key, timing in records.latest().items() if timing.refused is None}
-    judged = [
-        load for name, load in records.loads.items() if name in loads and all((name, own) in timed for own in OWN)
-    ]
+    judged = [records.loads[name] for name in comparable(timed, [name for name in records.loads if name in loads])]
     stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in judged)]
     choices = {f"policy {policy}": chosen_by(policy, judged, profile, stages) for policy in POLICIES}
     for stage in stages:
@@ -125,14 +123,37 @@ def measured_regrets(
     return sorted(measured_regret(records, choices, stages), key=lambda entry: (entry[1], entry[2]))
 
 
+def comparable(timed: Collection[tuple[str, str]], loads: Sequence[str]) -> list[str]:
+    """The loads that each stage of ours was timed on, of the stages that were timed at all.
+
+    timed: (load, stage). Records may be older than a stage, so none needs to hold all; but none of the loads will do
+    where the paper's own stages were not timed, which its policy chooses from.
+
+    >>> comparable({("a", "workqueue"), ("a", "length_buckets"), ("b", "workqueue")}, ["a", "b"])
+    ['a']
+    """
+    own = [stage for stage in OWN if any((load, stage) in timed for load in loads)]
+    return [load for load in loads if all((load, stage) in timed for stage in (*own, *PAPER_SPLITS))]
+
+
 def chosen_by(
     policy: str, loads: Sequence[Load], profile: GpuProfile, stages: Sequence[str]
 ) -> dict[tuple[str, int], str]:
-    """The stage that a policy takes at each step; of those in `stages`, where FlashInfer is not among them."""
+    """The stage that a policy takes at each step where there are only those in `stages`."""
     chosen = {}
     for load in loads:
         for number, step in enumerate(load.steps):
             if any(step.lengths):
                 found = explain(step.lengths, load.shape, policy=policy, gpu=profile)
-                chosen[load.name, number] = found.chosen if found.chosen in stages else found.fallback
+                chosen[load.name, number] = taken_of(found, stages)
     return chosen
+
+
+def taken_of(found: Explanation, stages: Collection[str]) -> str:
+    """What a policy takes, where there are only the stages in `stages`."""
+    if found.chosen in stages:
+        return found.chosen
+    if found.policy == "paper":
+        return found.fallback
+    predicted = {entry.stage: entry.prediction.kernels_ms for entry in found.candidates if entry.prediction}
+    return cheapest({stage: ms for stage, ms in predicted.items() if stage in stages})

@@ -30,6 +30,7 @@ from pkv.stages import (
     s2_row_local,
     s3_workqueue,
     s4_adaptive,
+    s5_stream_k,
     x_flashinfer,
 )
 
@@ -55,5 +56,6 @@ STAGES: dict[str, Any] = {
     "row_local": s2_row_local,
     "workqueue": s3_workqueue,
     "adaptive": s4_adaptive,
+    "stream_k": s5_stream_k,
     "flashinfer": x_flashinfer,
 }

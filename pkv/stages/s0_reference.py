@@ -40,6 +40,7 @@ def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = 
     )
 
 
+@torch.no_grad()
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:

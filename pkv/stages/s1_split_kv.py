@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pkv._triton import tl, triton
+from pkv._triton import launch_kernel, tl, triton
 from pkv.cache import PagedKVCache
 from pkv.checks import MOST_SPLITS
 from pkv.configs import choose_tile, even_programs, programs_per_sm
@@ -149,6 +149,8 @@ def split_kv_kernel(
     """One program per (row, split, KV head): find my tokens, attend, store a state."""
     # who am I: KV heads run fastest, so neighbouring programs read neighbouring memory
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
+    if SHAPE.EARLY_MERGE:
+        tl.extra.cuda.gdc_launch_dependents()
     grid_head = tl.program_id(0) % GRID_HEADS
     split = tl.program_id(0) // GRID_HEADS % n_splits
     row = tl.program_id(0) // GRID_HEADS // n_splits
@@ -193,11 +195,14 @@ def launch(
         row_ids = plan.rows_tensor(step, q.device)
         if step.kernel == "merge":
             launch_merge(
-                args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), step.n_splits, args.shape
-            )
+                args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), step.n_splits, args.shape,
+                args.signature,
+            )  # fmt: skip
             continue
-        grid = ((step.end - step.begin) * plan.shape.grid_heads,)
-        split_kv_kernel[grid](
-            args.q, args.cache, args.result, args.partials, args.partial_offsets, row_ids,
-            len(step.rows), step.n_splits, args.qk_scale, args.shape, **args.options,
+        grid = (step.end - step.begin) * plan.shape.grid_heads
+        launch_kernel(
+            split_kv_kernel, grid,
+            (args.q, args.cache, args.result, args.partials, args.partial_offsets, row_ids,
+             len(step.rows), step.n_splits, args.qk_scale),
+            (args.shape,), (*args.signature, row_ids is None), **args.options,
         )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pkv._triton import tl, triton
+from pkv._triton import launch_kernel, tl, triton
 from pkv.cache import PagedKVCache
 from pkv.checks import MOST_SPLITS
 from pkv.configs import choose_tile, programs_per_sm
@@ -105,6 +105,8 @@ def fault_of_items(plan: Plan) -> str | None:
 def row_local_kernel(q, cache, result, partials, partial_offsets, n_splits, qk_scale, SHAPE: tl.constexpr):
     """One program per (row, split, KV head): find my tokens, attend, store a state."""
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
+    if SHAPE.EARLY_MERGE:
+        tl.extra.cuda.gdc_launch_dependents()
     grid_head = tl.program_id(0) % GRID_HEADS
     split = tl.program_id(0) // GRID_HEADS % n_splits
     row = tl.program_id(0) // GRID_HEADS // n_splits
@@ -115,7 +117,7 @@ def row_local_kernel(q, cache, result, partials, partial_offsets, n_splits, qk_s
     begin = first_tile(tl.minimum(split, n_cuts), n_cuts, n_tiles) * SHAPE.BLOCK_N
     end = tl.minimum(first_tile(tl.minimum(split + 1, n_cuts), n_cuts, n_tiles) * SHAPE.BLOCK_N, length)
     if begin >= end and n_splits > 1:  # nothing to read: not even the query
-        store_empty(partials, tl.load(partial_offsets + row) + split, grid_head, SHAPE)
+        store_empty(partials, tl.load(partial_offsets + row) + split, grid_head, SHAPE, True)
     else:
         query = load_query(q, row, grid_head, SHAPE)
         out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
@@ -140,11 +142,13 @@ def launch(
     for step in plan.launches:
         if step.kernel == "merge":
             launch_merge(
-                args.partials, args.result, args.partial_offsets, None, len(step.rows), step.n_splits, args.shape
-            )
+                args.partials, args.result, args.partial_offsets, None, len(step.rows), step.n_splits, args.shape,
+                args.signature,
+            )  # fmt: skip
             continue
-        grid = (plan.n_programs * plan.shape.grid_heads,)
-        row_local_kernel[grid](
-            args.q, args.cache, args.result, args.partials, args.partial_offsets,
-            step.n_splits, args.qk_scale, args.shape, **args.options,
+        grid = plan.n_programs * plan.shape.grid_heads
+        launch_kernel(
+            row_local_kernel, grid,
+            (args.q, args.cache, args.result, args.partials, args.partial_offsets, step.n_splits, args.qk_scale),
+            (args.shape,), args.signature, **args.options,
         )  # fmt: skip

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pkv._triton import tl, triton
+from pkv._triton import launch_kernel, tl, triton
 from pkv.cache import PagedKVCache
 from pkv.configs import MOST_WARPS, choose_tile, even_programs, programs_per_sm
 from pkv.gpus import GpuProfile, resolve_gpu
@@ -167,6 +167,8 @@ def workqueue_kernel(
 ):  # fmt: skip
     """One program per (queue entry, KV head): read who I am, attend, store a state."""
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
+    if SHAPE.EARLY_MERGE:
+        tl.extra.cuda.gdc_launch_dependents()
     grid_head = tl.program_id(0) % GRID_HEADS
     program = first_program + tl.program_id(0) // GRID_HEADS
     if program_offsets is None:  # one item each
@@ -198,6 +200,11 @@ def attend_item(
         store_state(partials, index, grid_head, out, lse, SHAPE, True)
 
 
+def warps_of_several(num_warps: int, block_h: int) -> int:
+    """Warps of a program that may do several items: the loop takes registers, which with 32 heads more warps share."""
+    return min(2 * num_warps, MOST_WARPS) if block_h > 16 else num_warps
+
+
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
@@ -207,17 +214,20 @@ def launch(
     items = plan.tensor("items", q.device)
     program_offsets = None if one_each else plan.tensor("program_offsets", q.device)
     item_order = None if plan.item_order is None else plan.tensor("item_order", q.device)
-    if not one_each:  # the loop over items takes registers, which more warps share
-        args.options["num_warps"] = min(2 * args.options["num_warps"], MOST_WARPS)
+    if not one_each:
+        args.options["num_warps"] = warps_of_several(args.options["num_warps"], args.shape.BLOCK_H)
     for step in plan.launches:
         if step.kernel == "merge":
             row_ids = plan.rows_tensor(step, q.device)
             launch_merge(
-                args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), step.n_splits, args.shape
-            )
+                args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), step.n_splits, args.shape,
+                args.signature,
+            )  # fmt: skip
             continue
-        grid = ((step.end - step.begin) * plan.shape.grid_heads,)
-        workqueue_kernel[grid](
-            args.q, args.cache, args.result, args.partials, args.partial_offsets, items, program_offsets, item_order,
-            step.begin, args.qk_scale, args.shape, **args.options,
+        grid = (step.end - step.begin) * plan.shape.grid_heads
+        launch_kernel(
+            workqueue_kernel, grid,
+            (args.q, args.cache, args.result, args.partials, args.partial_offsets, items, program_offsets, item_order,
+             step.begin, args.qk_scale),
+            (args.shape,), (*args.signature, (program_offsets is None, item_order is None)), **args.options,
         )  # fmt: skip

@@ -29,7 +29,7 @@ from pkv.costs import Prediction, predict
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.plans import Int32Array, Plan, int_lengths
 from pkv.shapes import Shape
-from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, x_flashinfer
+from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, x_flashinfer
 from pkv.stages.x_flashinfer import BackendError
 from pkv.stages.x_flashinfer_rules import fault_of_lengths, why_not
 
@@ -43,11 +43,12 @@ OWN = {
     "length_buckets": s1_length_buckets,
     "row_local": s2_row_local,
     "workqueue": s3_workqueue,
+    "stream_k": s5_stream_k,
 }
 CANDIDATES: dict[str, Any] = {**OWN, "flashinfer": x_flashinfer}
-# Where stages make the same items, the queue was measured the fastest, buckets and split_kv the slowest: by 4% to 7% on
-# one row, on 28 SMs of an H200 (data/results/paper-h200-28sm.jsonl).
-PREFERRED = ("workqueue", "row_local", "length_buckets", "split_kv", "flashinfer")
+# Of stages alike, first the one that needs no plan from the host. Where others make the same items, the queue was
+# measured the fastest, buckets and split_kv the slowest: by 4% to 7% on one row, on 28 SMs of an H200.
+PREFERRED = ("stream_k", "workqueue", "row_local", "length_buckets", "split_kv", "flashinfer")
 ALIKE = 1.01  # less than the median error of predictions there
 
 

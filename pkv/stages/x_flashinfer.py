@@ -92,13 +92,13 @@ def fault_of_items(plan: Plan) -> str | None:
     return None
 
 
+@torch.no_grad()
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
     """Run FlashInfer on the plan's rows. BackendError where it is missing, or refuses or fails."""
     require_gpu(q.device)
-    fault = unfit(cache.k_pages, cache.v_pages, plan.variant)
-    if fault is not None:
+    if (fault := unfit(cache.k_pages, cache.v_pages, plan.variant)) is not None:
         raise BackendError(f"stage 'flashinfer': {fault}; copy the pages, or choose another stage")
     if scale <= 0:  # its softmax takes the largest product before scaling it, and hides what is masked with -inf
         q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)

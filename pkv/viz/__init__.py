@@ -1,7 +1,7 @@
 """Pictures of plans, pages, programs, states, timelines and choices: functions from values to a Picture, without state.
 
 >>> from pkv import Shape, plan, viz
->>> picture = viz.draw_plan(plan([5, 40], Shape(4, 2, 64, 4, "float16"), splits=2, gpu="rtx3060"))
+>>> picture = viz.draw_plan(plan([5, 40], Shape(4, 2, 64, 4, "float16"), "row_local", splits=2, gpu="rtx3060"))
 >>> picture.alt.split(";")[0]
 'row_local: 2 rows become 4 items, 8 programs, 2 launches (1 decode, 1 merge)'
 """
@@ -17,6 +17,7 @@ from pkv.viz.programs import draw_programs
 from pkv.viz.queue import draw_queue
 from pkv.viz.rectangles import draw_rectangle
 from pkv.viz.regimes import Cell, draw_regimes
+from pkv.viz.runs import draw_runs
 from pkv.viz.scheduleplots import plot_regimes, plot_regret, plot_timeline
 from pkv.viz.states import WAYS, Part, draw_merge, merge_steps
 from pkv.viz.svg import Picture
@@ -41,6 +42,7 @@ __all__ = [
     "draw_regimes",
     "draw_regret",
     "draw_roofline",
+    "draw_runs",
     "draw_timeline",
     "draw_timelines",
     "flop_per_byte",

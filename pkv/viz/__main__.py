@@ -1,13 +1,19 @@
-"""Draw one of the README's pictures again: python -m pkv.viz docs/plan.svg, or docs/results.svg"""
+"""Draw one of the README's pictures again, or write a page of docs and its figure, from records and data.
+
+python -m pkv.viz docs/plan.svg         # or docs/results.svg
+python -m pkv.viz docs/machines.md      # and docs/machines.svg
+"""
 
 import sys
 from pathlib import Path
 
 import torch
 
+from pkv.bench.shipped import shipped_records
 from pkv.decoding import plan
 from pkv.shapes import Shape
 from pkv.viz.figures import draw_recorded
+from pkv.viz.machinespage import page_of
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.svg import Picture, stack
 
@@ -28,10 +34,16 @@ def draw_results() -> Picture:
 
 
 README_PICTURES = {"plan.svg": draw_readme, "results.svg": draw_results}
+PAGE = "machines.md"
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in README_PICTURES:
-        sys.exit(f"usage: python -m pkv.viz DIR/NAME, with NAME one of {', '.join(README_PICTURES)}")
+    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in (*README_PICTURES, PAGE):
+        sys.exit(f"usage: python -m pkv.viz DIR/NAME, with NAME one of {', '.join((*README_PICTURES, PAGE))}")
     target = Path(sys.argv[1])
     target.parent.mkdir(parents=True, exist_ok=True)
-    README_PICTURES[target.name]().save(target)
+    if target.name == PAGE:
+        page, picture = page_of(shipped_records())
+        target.write_text(page, encoding="utf-8")
+        picture.save(target.with_suffix(".svg"))
+    else:
+        README_PICTURES[target.name]().save(target)

@@ -22,6 +22,7 @@ from pkv.bench.results import (
     sound,
 )
 from pkv.bench.shipped import shipped_part, shipped_records
+from pkv.viz.ladderfigures import gains
 from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.paperfigures import charges, ladder, machines, regret
 from pkv.viz.regimes import draw_regimes
@@ -35,7 +36,7 @@ SIZES = re.compile(
 )  # a load of one step in the usual shape: bimodal(8,16k), short(8)
 SHORT = 2048  # the most tokens of a row of the load `short`
 OF_GROWTH = (
-    "split_kv", "length_buckets", "row_local", "workqueue", "adaptive:policy=cost",
+    "stream_k", "split_kv", "length_buckets", "row_local", "workqueue", "adaptive:policy=cost",
     "fa2-tensor-core", "batch-attention", "xqa", "vllm", "sglang",
 )  # fmt: skip
 MOST_CURVES = 10  # more lines in one plane cannot be told apart
@@ -112,8 +113,9 @@ def regimes(records: Records) -> Picture:
 
 
 def growth(records: Records) -> Picture:
-    """How planning on the host, and memory, grow with the number of rows."""
+    """How planning on the host, the time from idle to idle, and memory grow with the number of rows."""
     plans: dict[str, list[tuple[float, float]]] = {}
+    walls: dict[str, list[tuple[float, float]]] = {}
     sizes: dict[str, list[tuple[float, float]]] = {}
     there = engines_of(results_of(records))
     shown = [engine for engine in OF_GROWTH if engine in there] or list(there)[:MOST_CURVES]
@@ -121,12 +123,13 @@ def growth(records: Records) -> Picture:
         n_rows = records.loads[load].n_rows
         if SIZES.fullmatch(load) and timing.refused is None and engine in shown and n_rows:
             plans.setdefault(engine, []).append((n_rows, records.mean(timing, "plan_us")))
+            walls.setdefault(engine, []).append((n_rows, records.mean(timing, "wall_us")))
             if timing.workspace_bytes is not None:
                 sizes.setdefault(engine, []).append((n_rows, float(timing.workspace_bytes)))
     is_growth = {run.grid for run in records.runs.values()} == {"growth"}
     if not is_growth or not sizes or len({n_rows for points in plans.values() for n_rows, _ in points}) < 3:
         raise Missing("growth needs pkv bench --grid growth --record FILE")
-    return draw_growth(plans, sizes, f"Rows of 1,024 tokens. {where(records)}.")
+    return draw_growth(plans, sizes, f"Rows of 1,024 tokens. {where(records)}.", walls)
 
 
 Figure = Callable[[Records], Picture]
@@ -148,7 +151,7 @@ def of_sound(figure: Figure) -> Figure:
 
 FIGURES: dict[str, Figure] = {
     figure.__name__: of_sound(figure)
-    for figure in (ratios, stream, layers, regimes, growth, ladder, regret, charges, machines, one_row, bounds)
+    for figure in (ratios, stream, layers, regimes, growth, ladder, gains, regret, charges, machines, one_row, bounds)
 }
 OF_ALL_MACHINES = ("machines",)
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
 from pkv.bench.loads import SHAPE, Load
 from pkv.bench.records import Records
-from pkv.bench.regret import chosen_by
+from pkv.bench.regret import chosen_by, comparable
 from pkv.bench.results import TRACE, Result, differing, grouped, parts, results_of
 from pkv.bench.summaries import Choices, always, measured_regret, who_pays
 from pkv.gpus import GpuProfile, profile_of
@@ -19,7 +19,7 @@ from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
 from pkv.viz.svg import Picture, count_of
 
-LADDER = ("split_kv", "length_buckets", "row_local", "workqueue", RIVAL_HERE)
+LADDER = ("split_kv", "length_buckets", "row_local", "workqueue", "stream_k", RIVAL_HERE)
 
 
 def ladder(records: Records) -> Picture:
@@ -94,8 +94,7 @@ def regret(records: Records) -> Picture:
     """
     timed = {key for key, timing in records.latest().items() if timing.refused is None}
     traces = {name: load for name, load in records.loads.items() if TRACE.fullmatch(name) and load.shape == SHAPE}
-    is_timed = {name: all((name, stage) in timed for stage in OWN) for name in traces}
-    loads = [load for name, load in traces.items() if is_timed[name] and load.kv_bytes]
+    loads = [traces[name] for name in comparable(timed, list(traces)) if traces[name].kv_bytes]
     if not loads:
         raise Missing(f"regret needs {', '.join(OWN)} on pkv bench --grid paper --record FILE")
     profile, fitted = card_of(records)

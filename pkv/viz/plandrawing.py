@@ -137,7 +137,7 @@ def _notes_on_boxes(plan: Plan, axis: Axis) -> list[str]:
     if name:
         first, second = name.removeprefix("launch ").split("+")
         notes[0] += f" L{name[1:]}: launch {first} of the plan decodes row {number}, launch {second} merges it."
-    if plan.counters.empty_programs:
+    if (plan.items[:, 1] == plan.items[:, 2]).any():
         notes[0] += " Dashed square: an empty item, which starts, finds no token and leaves."
     return notes
 

@@ -6,6 +6,7 @@ what no schedule can repair: fewer programs than SMs leave SMs without work.
 One row, 8 KV heads, one split: 8 programs, so 20 of 28 SMs get nothing.
 """
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +23,12 @@ MOST_LEVELS = 16
 
 @dataclass(frozen=True)
 class Deal:
-    """One decode launch, dealt: for each program its row, whether it has tokens, its SM and its level in the stack."""
+    """One decode launch, dealt: for each program its parts, whether it has tokens, its SM and its level in the stack.
 
-    rows: np.ndarray
+    parts: (row, tokens) of each row that it reads, in order; of a program without a token, none.
+    """
+
+    parts: list[list[tuple[int, int]]]
     has_tokens: np.ndarray
     sms: np.ndarray
     levels: np.ndarray
@@ -34,13 +38,17 @@ def deal(plan: Plan, launch: Launch) -> Deal:
     """Deal the programs of a decode launch to the SMs in order. KV heads run fastest, as in the kernels."""
     heads = plan.shape.grid_heads
     order = np.arange(plan.n_items) if plan.item_order is None else plan.item_order
-    sizes = plan.items[:, 2] - plan.items[:, 1]
-    begins = plan.program_offsets[launch.begin : launch.end]
-    ends = plan.program_offsets[launch.begin + 1 : launch.end + 1]
-    rows = np.array([plan.items[order[b], 0] if b < e else -1 for b, e in zip(begins, ends)], dtype=np.int64)
-    tokens = np.array([sizes[order[b:e]].sum() for b, e in zip(begins, ends)], dtype=np.int64)
-    index = np.arange(len(rows) * heads)
-    return Deal(np.repeat(rows, heads), np.repeat(tokens > 0, heads), index % plan.gpu.n_sms, index // plan.gpu.n_sms)
+    offsets = plan.program_offsets[launch.begin : launch.end + 1]
+    parts: list[list[tuple[int, int]]] = []
+    for first, last in itertools.pairwise(offsets.tolist()):
+        tokens: dict[int, int] = {}
+        for row, begin, end in plan.items[order[first:last]].tolist():
+            if begin < end:
+                tokens[row] = tokens.get(row, 0) + end - begin
+        parts += [list(tokens.items())] * heads
+    index = np.arange(len(parts))
+    has_tokens = np.array([bool(mine) for mine in parts], dtype=bool)
+    return Deal(parts, has_tokens, index % plan.gpu.n_sms, index // plan.gpu.n_sms)
 
 
 def draw_programs(plan: Plan) -> Picture:
@@ -55,6 +63,8 @@ def draw_programs(plan: Plan) -> Picture:
         f"Assignment, not time: programs dealt to the SMs of {plan.gpu.name} in turn. A box is a program, its number "
         f"its row. Up to {at_once} on an SM at once; those above wait."
     ]
+    if any(len(mine) > 1 for dealt in deals for mine in dealt.parts):
+        notes.append("Several boxes on one place: a program that reads several rows, each as wide as its tokens.")
     if any(not dealt.has_tokens.all() for dealt in deals):
         notes.append("Dashed box: a program without a token.")
     if len(plan.launches) > len(launches):
@@ -104,18 +114,19 @@ def _draw_deal(sheet: Sheet, dealt: Deal, n_sms: int, resident: int, name: str) 
         sheet.text(LEFT, sheet.y + 9, name, size=SMALL, fill=GREY)
         sheet.y += 13
     base = sheet.y + n_drawn * LEVEL + 4
-    for row, has_tokens, sm, level in zip(
-        dealt.rows.tolist(), dealt.has_tokens.tolist(), dealt.sms.tolist(), dealt.levels.tolist()
-    ):
+    for parts, sm, level in zip(dealt.parts, dealt.sms.tolist(), dealt.levels.tolist()):
         if level >= n_levels:
             continue
         x, y = LEFT + sm * width + gap / 2, base - (level + 1) * LEVEL
-        if has_tokens:
-            sheet.box(x, y + 1, width - gap, LEVEL - 2, row)
-            if text_width(f"{row}", SMALL) < width:
-                sheet.text(x + (width - gap) / 2, y + LEVEL - 4, f"{row}", size=SMALL, anchor="middle", halo=True)
-        else:
+        if not parts:
             sheet.hollow(x, y + 2, width - gap, LEVEL - 4)
+        scale = (width - gap) / max(1, sum(tokens for _, tokens in parts))
+        for row, tokens in parts:
+            part = tokens * scale
+            sheet.box(x, y + 1, part, LEVEL - 2, row)
+            if text_width(f"{row}", SMALL) < part + gap:
+                sheet.text(x + part / 2, y + LEVEL - 4, f"{row}", size=SMALL, anchor="middle", halo=True)
+            x += part
     if resident <= n_drawn:
         line = base - resident * LEVEL
         sheet.halo_line(LEFT - 4, WIDTH - 8, line)

@@ -2,7 +2,8 @@
 
 Lengths [5, 40], tile 16, workqueue with two splits: the tape holds 2 and 1 tiles of row 1, and 1 tile of row 0. An item
 without a token has no tile: it is a dashed tick, a program that is launched for nothing. Where every program has its
-place in a grid of rows and splits, the tape is called grid, else queue.
+place in a grid of rows and splits, the tape is called grid, where programs have equal runs of all tiles, runs, else
+queue.
 """
 
 from typing import NamedTuple
@@ -20,7 +21,7 @@ TAPE, LINE = 20, 30  # height of the tape, and from one line of it to the next
 MOST_LINES = 8  # of one launch's tape
 MOST_LAUNCHES = 12
 TICK = 6.0  # width of an item without a token
-GRIDS = ("split_kv", "row_local")  # stages whose programs are a grid of rows and splits
+NAMES = {"split_kv": "grid", "row_local": "grid", "stream_k": "runs"}  # of a stage's tape
 LABEL_ROOM = 24.0  # an item of the usual size gets so many pixels while lines last
 
 
@@ -49,7 +50,7 @@ def draw_queue(plan: Plan) -> Picture:
     if launches:
         draw_legend(sheet, names, WIDTH - 8)
     sheet.y += 4
-    alone = "grid" if plan.stage in GRIDS else "queue"
+    alone = NAMES.get(plan.stage, "queue")
     for (number, _), tape in zip(launches, tapes):
         _draw_tape(sheet, tape, keys, f"launch {number}" if len(launches) > 1 else alone)
     return sheet.finish(f"{title}. {' '.join(notes)}")
@@ -158,7 +159,7 @@ def _notes(plan: Plan, n_launches: int, tapes: list[list[Stretch]]) -> list[str]
         f"tiles of {count_of(plan.tile, 'token')}; number: its row. A line above the tape: a program begins. "
         f"{_heads(plan)}, in neighbouring programs."
     ]
-    if plan.counters.empty_programs:
+    if any(stretch.n_tiles == 0 for tape in tapes for stretch in tape):
         joined = max(stretch.n_items for tape in tapes for stretch in tape)
         several = f"; ×{joined}: {joined} of them, one after another" if joined > 1 else ""
         notes.append(f"Dashed: programs that are launched and find no token{several}.")

@@ -9,6 +9,7 @@ from pkv.viz.resultscales import draw_curves, points_of, room_for, some, times_i
 from pkv.viz.svg import WIDTH, Picture, Sheet, count_of
 
 LEFT = 62
+OWN, FLAT = "stream_k", 1.05
 LEAST_US, LEAST_BYTES = 1.0, 1024.0  # below, a clock and an allocator say little
 
 
@@ -60,18 +61,28 @@ def draw_growth(
     plan_us: Mapping[str, Sequence[tuple[float, float]]],
     workspace: Mapping[str, Sequence[tuple[float, float]]],
     note: str = "",
+    wall_us: Mapping[str, Sequence[tuple[float, float]]] | None = None,
 ) -> Picture:
-    """How planning on the host and memory grow: {engine: [(rows, us)]} and {engine: [(rows, bytes)]}, 0 for none."""
+    """How planning on the host and memory grow: {engine: [(rows, us)]} and {engine: [(rows, bytes)]}, 0 for none.
+
+    wall_us: the same for a step of one layer from idle to idle, where it is known.
+    """
     plans = _floored("plan_us", plan_us, LEAST_US)
     sizes = _floored("workspace", workspace, LEAST_BYTES)
-    title = growth_claim(plans)
+    walls = _floored("wall_us", wall_us, LEAST_US) if wall_us else {}
+    title = growth_claim(plans, sizes)
     notes = ["Lowest: 1 us or less, and 1 KiB or less."]
     notes += [note] if note else []
     sheet = Sheet()
     sheet.heading(title, [" ".join(notes)])
     order = dict.fromkeys([*plans, *sizes])  # the same engine, the same mark
     rows = [2.0**power for power in range(0, 21, 2)]
-    for curves, name in ((plans, "host plans a step, us"), (sizes, "memory beside q, cache and result, KiB")):
+    planes = [(plans, "host plans a step, us"), (sizes, "memory beside q, cache and result, KiB")]
+    for curves, name in [
+        *planes[:1],
+        *[(walls, "plan and one layer, from idle to idle, us")] * bool(walls),
+        *planes[1:],
+    ]:
         scaled = {engine: curves.get(engine, []) for engine in order}
         if name.endswith("KiB"):
             scaled = {engine: [(x, y / 1024) for x, y in points] for engine, points in scaled.items()}
@@ -86,16 +97,24 @@ def draw_growth(
     return sheet.finish(f"{title}. {' '.join(notes)} Plans: {words}.")
 
 
-def growth_claim(plans: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Who plans longest for the most rows, and who the least."""
+def growth_claim(
+    plans: Mapping[str, Sequence[tuple[float, float]]], sizes: Mapping[str, Sequence[tuple[float, float]]]
+) -> str:
+    """Who plans longest for the most rows, and who the least; of stream_k, where it is there, also what it needs."""
     most_rows = max(x for points in plans.values() for x, _ in points)
     there = {engine: points[-1][1] for engine, points in plans.items() if points[-1][0] == most_rows}
     long, short = max(there, key=lambda engine: there[engine]), min(there, key=lambda engine: there[engine])
     head = f"At {count_of(int(most_rows), 'row')} the host plans {us_in_words(there[long])} for {long}"
     if len(there) == 1:
         return head
+    short = OWN if OWN in there else short
     least = "1 us or less" if there[short] <= LEAST_US else us_in_words(there[short])
-    return f"{head}, and {least} for {short}"
+    found = [size for _, size in sizes.get(short, ())] if short == OWN else []
+    if not found:
+        return f"{head}, and {least} for {short}"
+    grown = max(found) / found[0]
+    memory = "does not grow" if grown < FLAT else f"grows {times_in_words(grown)}"
+    return f"{head}, and {least} for {short}, whose memory {memory}"
 
 
 def _floored(

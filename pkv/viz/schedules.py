@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from pkv.configs import programs_per_sm, reading_programs
 from pkv.decoding import plan
 from pkv.gpus import GpuProfile, load_gpu
 from pkv.shapes import Shape
@@ -17,11 +18,13 @@ from pkv.simulation import simulate
 from pkv.stages import STAGES
 from pkv.stages.s4_adaptive import POLICIES, explain
 from pkv.viz.choices import draw_choice
+from pkv.viz.runs import draw_runs
 from pkv.viz.svg import Picture
 from pkv.viz.timelines import draw_timeline
 
 LLAMA3_8B = Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
 SHORT = 512  # tokens of the short rows beside one long one
+CUT = ("stream_k", "workqueue", "row_local")  # whose programs are drawn as parts of one line
 PLAYED = tuple(name for name in STAGES if name not in ("reference", "adaptive"))
 
 
@@ -82,3 +85,11 @@ def policy_of(rows: int, longest: int, raggedness: str, policy: str) -> list[Pic
         raise ValueError(f"policy = {policy!r} must be one of {', '.join(map(repr, POLICIES))}")
     lengths = lengths_of(rows, longest, raggedness)
     return [draw_choice(explain(lengths, LLAMA3_8B, policy=policy, gpu=load_gpu("rtx3060")))]
+
+
+def runs_of(rows: int, longest: int, raggedness: str, programs: int, stage: str) -> list[Picture]:
+    """A batch dealt out to so many programs, as lanes; other stages fill as many places their own way."""
+    card = load_gpu("rtx3060")
+    per_sm = reading_programs(card, programs_per_sm(LLAMA3_8B, card, card.tile, "stream_k"))
+    card = dataclasses.replace(card, n_sms=-(-programs * LLAMA3_8B.grid_heads // per_sm))
+    return [draw_runs(plan(lengths_of(rows, longest, raggedness), LLAMA3_8B, stage=stage, gpu=card))]

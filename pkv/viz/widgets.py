@@ -20,7 +20,7 @@ from pkv.stages.s4_adaptive import POLICIES
 from pkv.viz.pages import draw_pages
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.programs import draw_programs
-from pkv.viz.schedules import LLAMA3_8B, PLAYED, RAGGEDNESS, policy_of, ragged_lengths, schedule_of
+from pkv.viz.schedules import CUT, LLAMA3_8B, PLAYED, RAGGEDNESS, policy_of, ragged_lengths, runs_of, schedule_of
 from pkv.viz.states import WAYS, Part, draw_merge
 from pkv.viz.svg import Picture
 
@@ -151,6 +151,21 @@ def explore_policy(rows: int = 8, longest: int = 16384, raggedness: str = "ragge
         "policy": list(POLICIES),
     }
     _explore(policy_of, ranges, {"rows": rows, "longest": longest, "raggedness": raggedness, "policy": policy})
+
+
+def explore_runs(
+    rows: int = 8, longest: int = 4096, raggedness: str = "ragged", programs: int = 14, stage: str = "stream_k"
+) -> None:
+    """Sliders: rows, longest row, programs; raggedness, stage. Picture: what each program has of the line."""
+    ranges = {
+        "rows": (1, 16),
+        "longest": [16, 64, 256, 1024, 4096, 16384, 65536],
+        "raggedness": list(RAGGEDNESS),
+        "programs": (1, 32),
+        "stage": list(CUT),
+    }
+    first = {"rows": rows, "longest": longest, "raggedness": raggedness, "programs": programs, "stage": stage}
+    _explore(runs_of, ranges, first)
 
 
 def _explore(draw: Callable[..., list[Picture]], ranges: Mapping[str, Any], first: dict[str, Any]) -> None:

@@ -1,0 +1,213 @@
+"""Stage 5, stream-K: every program gets an equal run of work, and finds it on the GPU, from the lengths alone.
+
+Lay all rows' tiles in one line, each row preceded by START_UNITS that stand for the time until its first tile has come.
+Cut the line into as many equal **runs** as there are programs: program p has the units [p * share, (p + 1) * share). A
+run may begin in the middle of a row and end in the middle of another, so ragged rows and few rows keep all programs
+busy until the same moment; there is no last wave. Rows that lie in one run are written directly. The cut between runs
+p - 1 and p splits at most one row, so a program has at most two partial states, whatever the lengths.
+
+Lengths [5, 40], tile 16, START_UNITS 1, 3 programs: row 0 has 1 + 1 units, row 1 has 1 + 3, so a run has 2 units:
+
+    units    s 0    | s 1     | 1 1        s: the start of a row; a number: a tile of that row
+    items    (0, 0:5) (1, 0:16) (1, 16:40)
+
+The merge is cut as evenly: of a row's result, each of the cuts that split the row takes an equal slice.
+
+The host knows nothing but the number of programs. So a call needs no plan, the workspace does not depend on the
+lengths, and a captured CUDA graph replays rightly while rows grow, come, go or become empty. plan() says the same on
+the CPU, for people, simulation and costs.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pkv._triton import INTERPRETED, launch_kernel, tl, triton
+from pkv.cache import PagedKVCache
+from pkv.configs import choose_tile, next_power_of_two, programs_per_sm, reading_programs
+from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.launching import KernelArgs
+from pkv.merging import merge_items, merge_options
+from pkv.plans import Int32Array, Launch, Plan, offsets_of
+from pkv.shapes import Shape
+from pkv.stages.s3_workqueue import queue_launches
+from pkv.stages.s5_stream_k_runs import cut_runs, find_item, find_row, find_share, rules_for
+from pkv.tile import attend_tokens, load_query, store_empty, store_state
+
+PLANNED_ON = "gpu"
+
+
+def plan(
+    lengths: Int32Array,
+    shape: Shape,
+    *,
+    tile: int | None = None,
+    gpu: "str | GpuProfile | None" = None,
+    dynamic: bool = False,
+) -> Plan:
+    """What the kernel will find for these lengths; dynamic: they are upper bounds, and it finds what there is."""
+    profile = resolve_gpu(gpu)
+    tile = choose_tile(tile, shape, profile)
+    resident = programs_per_sm(shape, profile, tile, "stream_k")
+    n_programs = max(1, profile.n_sms * reading_programs(profile, resident) // shape.grid_heads) if len(lengths) else 0
+    items, program_items, row_items = cut_runs(lengths, n_programs, tile)
+    return Plan(
+        stage="stream_k",
+        shape=shape,
+        lengths=lengths,
+        items=items,
+        program_offsets=offsets_of(program_items),
+        partial_offsets=offsets_of(row_items),
+        launches=run_launches(row_items, n_programs, dynamic),
+        tile=tile,
+        gpu=profile,
+        programs_per_sm=resident,
+        dynamic=dynamic,
+    )
+
+
+def run_launches(row_items: npt.NDArray[np.int64], n_programs: int, dynamic: bool) -> tuple[Launch, ...]:
+    """All runs, then the merge of rows that are split or empty; dynamic: any row may be."""
+    if not dynamic:
+        return queue_launches(row_items, n_programs, 0)
+    rows = tuple(range(len(row_items)))
+    return (Launch("decode", rows, 0, n_programs), Launch("merge", rows, n_splits=n_programs)) if rows else ()
+
+
+def fault_of_items(plan: Plan) -> str | None:
+    """Where the plan's items are not those that the kernel finds; None if they agree."""
+    items, program_items, row_items = cut_runs(plan.lengths, plan.n_programs, plan.tile)
+    if not np.array_equal(np.diff(plan.partial_offsets), row_items) or not np.array_equal(plan.items, items):
+        return "its items are not the equal runs that the kernel cuts"
+    if not np.array_equal(np.diff(plan.program_offsets), program_items) or plan.item_order is not None:
+        return "its programs do not have the items of their runs, in order"
+    if plan.launches != run_launches(row_items, plan.n_programs, plan.dynamic):
+        return "its launches must be one of all programs, and one of the rows that are split or empty"
+    return None
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_programs"])
+def stream_k_kernel(
+    q, cache, result, partials, n_rows, n_programs, qk_scale,
+    SHAPE: tl.constexpr, RULES: tl.constexpr,
+):  # fmt: skip
+    """One program per (run, KV head): find my run, then do its rows one after another."""
+    GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
+    grid_head = tl.program_id(0) % GRID_HEADS
+    program = tl.program_id(0) // GRID_HEADS
+    if SHAPE.EARLY_MERGE:
+        tl.extra.cuda.gdc_launch_dependents()
+    total, share = find_share(cache.lengths, n_rows, n_programs, SHAPE, RULES)
+    unit = program * share
+    stop = tl.minimum(unit + share, total)
+    if unit < stop:
+        row, before = find_row(cache.lengths, n_rows, unit, SHAPE, RULES)
+        while unit < stop:
+            first, end, n_tiles, length, after = find_item(cache.lengths, row, before, unit, stop, SHAPE, RULES)
+            if first < end:
+                # Addresses that depend on the row's place are made anew for each row: kept from row to row they would
+                # take a hundred registers.
+                head = tl.where(before >= 0, grid_head, 0)
+                query = load_query(q, row, head, SHAPE)
+                begin, stop_token = first * SHAPE.BLOCK_N, tl.minimum(end * SHAPE.BLOCK_N, length)
+                out, lse = attend_tokens(query, cache, row, head, begin, stop_token, qk_scale, SHAPE)
+                if (first == 0) & (end == n_tiles):
+                    store_state(result, row, head, out, lse, SHAPE, False)
+                else:  # a run has one row that began before it, and one that ends after it, at most
+                    slot = 2 * program + (first == 0).to(tl.int32)
+                    store_state(partials, slot, head, out, lse, SHAPE, False)
+            unit = tl.maximum(unit, after)
+            before = after
+            row += 1
+
+
+@triton.jit
+def merge_slices(
+    partials, result, row, grid_head, first_run, n_items, rank, n_ranks,
+    SHAPE: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Cut a row's result into slices, BLOCK_S states of which fit registers; merge slice rank, rank + n_ranks, ..."""
+    SLICE: tl.constexpr = 2048 // BLOCK_S  # elements
+    DIMS: tl.constexpr = SLICE if SLICE < SHAPE.BLOCK_D else SHAPE.BLOCK_D
+    HEADS: tl.constexpr = SLICE // DIMS if SLICE // DIMS < SHAPE.BLOCK_H else SHAPE.BLOCK_H
+    OWN_HEADS: tl.constexpr = SHAPE.GROUP if SHAPE.GROUP < SHAPE.BLOCK_H else SHAPE.BLOCK_H
+    PER_HEAD: tl.constexpr = SHAPE.BLOCK_D // DIMS
+    for slice in range(rank, tl.cdiv(OWN_HEADS, HEADS) * PER_HEAD, n_ranks):
+        own_heads = slice // PER_HEAD * HEADS + tl.arange(0, HEADS)
+        in_group = grid_head % SHAPE.HEAD_BLOCKS * SHAPE.BLOCK_H + own_heads
+        exists = (own_heads < OWN_HEADS) & (in_group < SHAPE.GROUP)
+        heads = grid_head // SHAPE.HEAD_BLOCKS * SHAPE.GROUP + in_group
+        dims = slice % PER_HEAD * DIMS + tl.arange(0, DIMS)
+        merge_items(partials, result, row, heads, exists, dims, 2 * first_run, n_items, SHAPE, BLOCK_S, True)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_programs"])
+def merge_runs_kernel(
+    lengths, partials, result, n_rows, n_programs,
+    SHAPE: tl.constexpr, RULES: tl.constexpr, MOST_ITEMS: tl.constexpr,
+):  # fmt: skip
+    """One program per (cut, KV head): the cut before run r splits one row at most; merge my slices of it.
+
+    A row in n runs has n - 1 cuts, so the more items there are to read, the more programs read them. Rows without
+    tokens are in no run: of those the rows r, r + n_programs, ... are mine to write.
+    """
+    GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
+    grid_head = tl.program_id(0) % GRID_HEADS
+    run = tl.program_id(0) // GRID_HEADS
+    total, share = find_share(lengths, n_rows, n_programs, SHAPE, RULES)
+    unit = run * share
+    row, before = find_row(lengths, n_rows, unit, SHAPE, RULES)
+    is_cut = (unit < total) & (unit > before + RULES.START_UNITS)
+    first_run = ((before + RULES.START_UNITS) // share).to(tl.int32)
+    n_items = 0
+    if is_cut:
+        n_tiles = tl.cdiv(tl.load(lengths.ptr + row.to(tl.int64) * lengths.strides[0]), SHAPE.BLOCK_N)
+        n_items = ((before + RULES.START_UNITS + n_tiles - 1) // share).to(tl.int32) - first_run + 1
+    for other in range(run, n_rows, n_programs):
+        if tl.load(lengths.ptr + tl.cast(other, tl.int64) * lengths.strides[0]) <= 0:
+            store_empty(result, tl.cast(other, tl.int64), grid_head, SHAPE, False)
+    if SHAPE.EARLY_MERGE:  # all that needs no partial state was done before the runs have ended
+        tl.extra.cuda.gdc_wait()
+    if is_cut:
+        rank, n_ranks = run - first_run - 1, n_items - 1
+        if n_items <= 4:
+            merge_slices(partials, result, row, grid_head, first_run, n_items, rank, n_ranks, SHAPE, 4)
+        elif n_items <= 32:
+            merge_slices(partials, result, row, grid_head, first_run, n_items, rank, n_ranks, SHAPE, 32)
+        else:  # all at once: a loop would wait for memory at every turn
+            merge_slices(partials, result, row, grid_head, first_run, n_items, rank, n_ranks, SHAPE, MOST_ITEMS)
+
+
+def launched_programs(plan: Plan) -> tuple[int, int]:
+    """Programs to launch per grid head: (runs, merges). On a GPU all: only there is known which find any work.
+
+    In the interpreter, where one that finds nothing takes 13 ms, those that the plan knows to have work.
+    """
+    if not INTERPRETED or plan.dynamic:
+        return plan.n_programs, plan.n_programs
+    n_runs = int(np.flatnonzero(np.diff(plan.program_offsets))[-1]) + 1
+    return n_runs, min(plan.n_programs, max(n_runs, plan.n_rows))
+
+
+def launch(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+) -> None:
+    """Decode all runs, then merge the rows that are cut. Of the plan, only the number of programs is read."""
+    n_programs = plan.n_programs
+    args = KernelArgs(q, cache, plan, scale, out, lse, n_partials=2 * n_programs)
+    sizes = (plan.n_rows, n_programs)
+    rules = rules_for(plan.n_rows, cache.capacity, plan.tile)
+    n_runs, n_mergers = launched_programs(plan)
+    launch_kernel(
+        stream_k_kernel, n_runs * plan.shape.grid_heads,
+        (args.q, args.cache, args.result, args.partials, *sizes, args.qk_scale),
+        (args.shape, rules), args.signature, **args.options,
+    )  # fmt: skip
+    if len(plan.launches) < 2:
+        return
+    most_items = min(max(next_power_of_two(n_programs), 64), 256)
+    launch_kernel(
+        merge_runs_kernel, n_mergers * plan.shape.grid_heads,
+        (args.cache.lengths, args.partials, args.result, *sizes),
+        (args.shape, rules, most_items), args.signature, num_warps=1, **merge_options(args.shape),
+    )  # fmt: skip

@@ -1,0 +1,103 @@
+"""How stage stream_k cuts all rows into equal runs: in Python for people, and in Triton for the kernels.
+
+All rows' tiles lie in one line, each row's preceded by START_UNITS; run r has the units [r * share, (r + 1) * share).
+Both halves of this file say so, number for number; tests hold them to each other.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from pkv._triton import tl, triton
+from pkv.plans import Int32Array
+
+
+class Rules(NamedTuple):
+    """How the line is cut.
+
+    START_UNITS: what a row costs beyond its tiles. LEAST_UNITS: no run is shorter: it would cost more in its partial
+    state than it saves. SCAN_ROWS: lengths that a program reads at a time. WIDE: count in 64 bits, which takes longer.
+    """
+
+    START_UNITS: int = 4
+    LEAST_UNITS: int = 4
+    SCAN_ROWS: int = 128
+    WIDE: bool = False
+
+
+RULES = Rules()
+MOST_NARROW = 2**31 - 2**16  # units that are counted in 32 bits, with room to round up to whole runs
+
+
+def rules_for(n_rows: int, capacity: int, tile: int, rules: Rules = RULES) -> Rules:
+    """The rules, WIDE where n_rows rows of up to `capacity` tokens may have more units than 32 bits count."""
+    most = n_rows * (-(-capacity // tile) + rules.START_UNITS)
+    return rules if most <= MOST_NARROW else rules._replace(WIDE=True)
+
+
+def cut_runs(
+    lengths: Int32Array, n_programs: int, tile: int, rules: Rules = RULES
+) -> tuple[Int32Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """(items, items of each program, items of each row), as the kernel finds them.
+
+    >>> items, program_items, row_items = cut_runs(np.array([5, 40], dtype=np.int32), 2, 16, Rules(0, 1))
+    >>> items.tolist(), program_items.tolist(), row_items.tolist()
+    ([[0, 0, 5], [1, 0, 16], [1, 16, 40]], [2, 1], [1, 2])
+    """
+    n_tiles = -(-lengths.astype(np.int64) // tile)
+    units = np.where(n_tiles > 0, n_tiles + rules.START_UNITS, 0)
+    first_tile = np.cumsum(units) - n_tiles  # on the line
+    share = max(-(-int(units.sum()) // max(n_programs, 1)), rules.LEAST_UNITS)
+    first_run, last_run = first_tile // share, (first_tile + n_tiles - 1) // share
+    row_items = np.where(n_tiles > 0, last_run - first_run + 1, 0)
+    rows = np.repeat(np.arange(len(lengths)), row_items)
+    run = first_run[rows] + np.arange(len(rows)) - (np.cumsum(row_items) - row_items)[rows]
+    begins = np.maximum(run * share - first_tile[rows], 0) * tile
+    ends = np.minimum(((run + 1) * share - first_tile[rows]) * tile, lengths[rows])
+    items = np.stack([rows, begins, ends], axis=1).astype(np.int32)
+    return items, np.bincount(run, minlength=n_programs), row_items
+
+
+@triton.jit
+def units_of(lengths, rows, n_rows, SHAPE: tl.constexpr, RULES: tl.constexpr):
+    """Units of rows. No row, or one without tokens, has none."""
+    tokens = tl.load(lengths.ptr + rows.to(tl.int64) * lengths.strides[0], mask=rows < n_rows, other=0)
+    n_tiles = tl.cdiv(tokens, SHAPE.BLOCK_N)
+    units = tl.where(n_tiles > 0, n_tiles + RULES.START_UNITS, 0)
+    return units.to(tl.int64) if RULES.WIDE else units
+
+
+@triton.jit
+def find_share(lengths, n_rows, n_programs, SHAPE: tl.constexpr, RULES: tl.constexpr):
+    """(units of all rows, units of a run)."""
+    total = tl.cast(0, tl.int64 if RULES.WIDE else tl.int32)
+    for first in range(0, n_rows, RULES.SCAN_ROWS):
+        total += tl.sum(units_of(lengths, first + tl.arange(0, RULES.SCAN_ROWS), n_rows, SHAPE, RULES), 0)
+    return total, tl.maximum(tl.cdiv(total, n_programs), RULES.LEAST_UNITS)
+
+
+@triton.jit
+def find_row(lengths, n_rows, unit, SHAPE: tl.constexpr, RULES: tl.constexpr):
+    """(the row that holds a unit of the line, units before it)."""
+    row = 0
+    before = tl.cast(0, tl.int64 if RULES.WIDE else tl.int32)
+    scanned = before
+    for first in range(0, n_rows, RULES.SCAN_ROWS):
+        units = units_of(lengths, first + tl.arange(0, RULES.SCAN_ROWS), n_rows, SHAPE, RULES)
+        is_before = scanned + tl.cumsum(units, 0) <= unit
+        row += tl.sum(is_before.to(tl.int32), 0)
+        before += tl.sum(tl.where(is_before, units, 0), 0)
+        scanned += tl.sum(units, 0)
+    return row, before
+
+
+@triton.jit
+def find_item(lengths, row, before, unit, stop, SHAPE: tl.constexpr, RULES: tl.constexpr):
+    """(first tile, end tile, tiles and tokens of the row, unit after it): what the run [unit, stop) has of a row."""
+    length = tl.load(lengths.ptr + row.to(tl.int64) * lengths.strides[0])
+    n_tiles = tl.cdiv(length, SHAPE.BLOCK_N)
+    first_tile = before + RULES.START_UNITS
+    first = tl.maximum(unit - first_tile, 0).to(tl.int32)
+    end = tl.minimum(stop - first_tile, n_tiles).to(tl.int32)
+    return first, end, n_tiles, length, tl.where(n_tiles > 0, first_tile + n_tiles, before)
