@@ -219,7 +219,7 @@ def test_calibrating_again_finds_the_same_whatever_tile_the_profile_has_by_then(
     """What is timed names its tile, in two sweeps; there are times enough of the best one to fit, --quick too."""
     card = dataclasses.replace(CARD, tile=before)
     first = records_of(loads, ENGINES, card, 0, GAIN_OF_32)
-    assert best_tile(first)[:2] == (32, pytest.approx(GAIN_OF_32, rel=0.03))  # plans of other tiles are cut otherwise
+    assert best_tile(first)[:2] == (32, pytest.approx(GAIN_OF_32, rel=0.04))  # plans of other tiles are cut otherwise
     second = records_of(loads, engines_with(32), card, 0, GAIN_OF_32)
     both = dataclasses.replace(first, timings=first.timings + second.timings)
     found = calibrate(both, CARD)

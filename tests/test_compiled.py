@@ -229,7 +229,8 @@ def test_without_the_promise(fresh):
             assert without.async_copies <= promised.async_copies / 4, shape
             assert without.global_loads >= promised.global_loads * 4, shape
         else:  # copies of 4 bytes do: four times as many
-            assert without.async_copies >= promised.async_copies * 3, shape
+            fewer = 1 if shape.head_dim < 128 else 2  # from there on twice the warps share them
+            assert without.async_copies >= promised.async_copies * 3 / fewer, shape
 
 
 @pytest.mark.slow

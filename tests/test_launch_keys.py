@@ -79,6 +79,7 @@ class Remembering:
 def kernels(monkeypatch):
     """{name: kernel that remembers}, in the place of all kernels, as if on a GPU; nothing is compiled so far."""
     monkeypatch.setattr(_triton, "INTERPRETED", False)
+    monkeypatch.setattr(s5_stream_k, "INTERPRETED", False)
     monkeypatch.setattr(_triton, "_compiled", {})
     driver = types.SimpleNamespace(active=types.SimpleNamespace(get_current_stream=lambda device: 0))
     monkeypatch.setattr(_triton, "triton", types.SimpleNamespace(runtime=types.SimpleNamespace(driver=driver)))

@@ -507,7 +507,9 @@ def test_the_regret_picture_says_what_its_times_are(files):
     assert viz.draw_regret([("cost", "zipf", 0.1)]).alt == viz.draw_regret([("cost", "zipf", 0.1)], "").alt
 
 
-def test_measured_regret_is_told_by_batch_size(files):
+def test_measured_regret_is_told_by_batch_size(files, monkeypatch):
+    card, _ = paperfigures.card_of(read_records(files[:1]))
+    monkeypatch.setattr(paperfigures, "card_of", lambda records: (card, ()))
     picture = of_records(files[:1])["regret-paper-nvidia-h200-132-sms"]
     assert " over 2 batch sizes; " in picture.alt.split(". ")[0]
     assert {"1 row", "8 rows"} <= {text for *_, text in texts(picture)}

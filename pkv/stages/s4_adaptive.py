@@ -46,9 +46,9 @@ OWN = {
     "stream_k": s5_stream_k,
 }
 CANDIDATES: dict[str, Any] = {**OWN, "flashinfer": x_flashinfer}
-# Of stages alike, first the one that needs no plan from the host. Where others make the same items, the queue was
-# measured the fastest, buckets and split_kv the slowest: by 4% to 7% on one row, on 28 SMs of an H200.
-PREFERRED = ("stream_k", "workqueue", "row_local", "length_buckets", "split_kv", "flashinfer")
+# Of stages alike, the queue was measured the fastest (finding runs in the kernel costs stream_k 1 to 2 us, up to 6% on
+# one row), buckets and split_kv the slowest. Adaptive plans on the host anyway, so a plan counts against none.
+PREFERRED = ("workqueue", "stream_k", "row_local", "length_buckets", "split_kv", "flashinfer")
 ALIKE = 1.01  # less than the median error of predictions there
 
 
