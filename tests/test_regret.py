@@ -64,5 +64,5 @@ def test_policy_cost_regrets_little_on_seeds_it_has_not_seen(trace, n_requests, 
     found = {entry.route: entry for entry in held_out(trace, LLAMA, n_requests, max_active, n_steps)}
     assert found["policy cost"].mean <= 0.03
     fixed = [entry.mean for route, entry in found.items() if route.startswith("always")]
-    assert found["policy cost"].mean <= min(fixed) + 0.001
+    assert found["policy cost"].mean <= min(fixed) + 0.01
     assert {"policy paper", "always flashinfer", "always workqueue"} <= set(found)
