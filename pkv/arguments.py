@@ -89,17 +89,20 @@ def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
         if size > 1 and stride <= reach:
             raise ValueError("out is an expanded tensor, or its elements share memory; pass a tensor of its own")
         reach += (size - 1) * stride
-    begin, end = addresses(out)
+    mine = addresses(out)
     for name in ("k_pages", "v_pages", "block_table", "lengths"):
-        first, last = addresses(getattr(cache, name))
-        if begin < last and first < end:
+        if meet(mine, addresses(getattr(cache, name))):
             raise ValueError(f"out lies in the memory of cache.{name}: pass a tensor of its own")
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Do the address ranges of two tensors of one device meet? Interleaved views count as meeting."""
-    (begin_a, end_a), (begin_b, end_b) = addresses(a), addresses(b)
-    return begin_a < end_b and begin_b < end_a
+    return meet(addresses(a), addresses(b))
+
+
+def meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Do two ranges (begin, end) have anything in common?"""
+    return a[0] < b[1] and b[0] < a[1]
 
 
 def addresses(x: torch.Tensor) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from importlib import resources
 
 import torch
 
-from pkv.gpus import DEFAULT_TILE, TILES, ArchLimits, GpuProfile
+from pkv.gpus import DEFAULT_TILE, TILES, ArchLimits, GpuProfile, resolve_gpu
 from pkv.shapes import Shape
 
 SMALLEST_DOT = 16  # the least inner side of tl.dot on a GPU
@@ -176,12 +176,21 @@ def resident_programs(registers: int, shared: int, num_warps: int, limits: ArchL
 
 @functools.lru_cache(maxsize=1024)
 def programs_per_sm(shape: Shape, gpu: GpuProfile, tile: int, kernel: str = "split_kv") -> int:
-    """How many programs of a stage's kernel (split_kv, row_local or workqueue) reside on one SM of `gpu`."""
+    """How many programs of a stage's kernel (split_kv, row_local, workqueue or stream_k) reside on one SM of `gpu`."""
     config = choose_config(shape, gpu, tile)
     figures = compiled_figures()
     arch = max((int(known) for known in figures if int(known) <= gpu.arch), default=min(map(int, figures)))
     registers, shared = figures[str(arch)][str(config_key(shape, tile))][kernel]
     return resident_programs(registers, shared, config.num_warps, gpu.limits)
+
+
+def plan_for(
+    gpu: "str | GpuProfile | None", tile: int | None, shape: Shape, kernel: str = "split_kv"
+) -> tuple[GpuProfile, int, int]:
+    """(card, tile, programs that reside on one of its SMs): what a stage's options `gpu=` and `tile=` come to."""
+    profile = resolve_gpu(gpu)
+    tile = choose_tile(tile, shape, profile)
+    return profile, tile, programs_per_sm(shape, profile, tile, kernel)
 
 
 def even_programs(resident: int) -> int:

@@ -8,7 +8,8 @@ import torch
 from pkv._triton import INTERPRETED
 from pkv.cache import PagedKVCache
 from pkv.configs import TileConfig, block_heads, block_of, choose_config
-from pkv.plans import Plan
+from pkv.merging import launch_merge
+from pkv.plans import Launch, Plan
 from pkv.shapes import Shape
 from pkv.tile import LOG2_E, CacheArgs, KernelShape, StateArgs, Strided
 
@@ -96,6 +97,13 @@ class KernelArgs:
         alignment = q.data_ptr() % COPY_BYTES, out.data_ptr() % COPY_BYTES
         dtypes = q.dtype, out.dtype, lse.dtype, n_partials > 0
         self.signature = q.device.index, dtypes, self.q.strides, self.result.out.strides, alignment, cache_signature
+
+    def merge(self, step: Launch, row_ids: torch.Tensor | None) -> None:
+        """Launch the plan's merge `step`; row_ids: its rows on the device, None for all in order."""
+        launch_merge(
+            self.partials, self.result, self.partial_offsets, row_ids, len(step.rows), step.n_splits, self.shape,
+            self.signature,
+        )  # fmt: skip
 
     @property
     def partial_offsets(self) -> torch.Tensor:

@@ -185,7 +185,7 @@ def launching(plan: pkv.Plan) -> str:
     return "adaptive" if plan.fallback else plan.stage
 
 
-# stream_k launches as many programs as a card holds, for any batch: an interpreter takes 13 ms for each.
+# stream_k cuts as many runs as a card holds programs, for any batch: an interpreter takes 13 ms for each.
 SMALL_CARD = dataclasses.replace(load_gpu("rtx3060"), name="two SMs", n_sms=2)
 
 

@@ -1,5 +1,6 @@
 """Pictures that several tests look at, and what can be read from their SVG."""
 
+import itertools
 import math
 from xml.etree import ElementTree
 
@@ -9,6 +10,7 @@ import pkv
 from pkv import viz
 from pkv.plans import LONGEST_ROW
 from pkv.viz import widgets
+from pkv.viz.svg import WIDTH
 
 LLAMA = pkv.Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
 SVG = "{http://www.w3.org/2000/svg}"
@@ -54,6 +56,19 @@ def texts(picture):
         width = len(node.text) * size * 0.6
         left = x - {"start": 0, "middle": width / 2, "end": width}[node.get("text-anchor", "start")]
         yield left, left + width, float(node.get("y")), node.text
+
+
+def assert_legible(picture, name=""):
+    """All texts of a picture lie inside it and apart; a line of letters is about 9 pixels high."""
+    height = float(ElementTree.fromstring(picture.svg).get("height"))
+    found = sorted(texts(picture), key=lambda text: text[2])
+    for left, right, y, text in found:
+        assert left > -2, f"{name}: cut on the left: {text}"
+        assert right < WIDTH + 2, f"{name}: cut on the right: {text}"
+        assert 8 < y < height, f"{name}: outside the picture: {text}"
+    for (left, right, y, text), (other_left, other_right, other_y, other) in itertools.combinations(found, 2):
+        if other_y - y < 9:
+            assert left > other_right - 4 or other_left > right - 4, f"{name}: {text!r} and {other!r} overlap"
 
 
 def every_picture():

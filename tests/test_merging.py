@@ -181,7 +181,6 @@ def test_tokens_one_by_one():
 @pytest.mark.parametrize("splits", [2, 5, 18])
 def test_split_kv_merges_what_it_wrote(splits, monkeypatch, nan_memory):
     """The same partials through pkv.merge: what the kernel's merge wrote, to rounding."""
-    from pkv.stages import s1_split_kv
 
     seen = {}
 
@@ -189,7 +188,7 @@ def test_split_kv_merges_what_it_wrote(splits, monkeypatch, nan_memory):
         seen.update(out=partials.out.ptr, lse=partials.lse.ptr, offsets=offsets.tolist())
         launch_merge(partials, result, offsets, *rest)
 
-    monkeypatch.setattr(s1_split_kv, "launch_merge", keep)
+    monkeypatch.setattr("pkv.launching.launch_merge", keep)
     q, cache = batch(Case("ragged", [70, 0, 5, 33]), torch.float32)
     out, lse = pkv.decode(q, cache, stage="split_kv", splits=splits, return_lse=True)
     assert seen["out"].shape == (4 * splits, 4, 64)

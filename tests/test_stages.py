@@ -753,7 +753,7 @@ def show_range(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.con
 def test_splits_of_the_longest_row_there_can_be(monkeypatch):
     """Its 2**27 tiles, nearly, times 64 splits exceed 32 bits: the kernel finds the items that were planned."""
     monkeypatch.setattr(s1_split_kv, "attend_tokens", show_range)
-    monkeypatch.setattr(s1_split_kv, "launch_merge", lambda partials, *rest: seen.append(partials))
+    monkeypatch.setattr("pkv.launching.launch_merge", lambda partials, *rest: seen.append(partials))
     seen = []
     q, cache = batch(Case("short", [5, 5], n_q_heads=1, n_kv_heads=1, head_dim=16))
     lengths = [LONGEST_ROW, 5]

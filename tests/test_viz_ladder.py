@@ -4,14 +4,13 @@ And the page of four machines, which holds what the command writes.
 """
 
 import dataclasses
-import itertools
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import recordfiles
-from drawings import SVG, texts
+from drawings import SVG, assert_legible
 from recordfiles import H200, SLICE, run_of, timing_of, write_records
 
 from pkv.bench import fourmachines
@@ -24,7 +23,7 @@ from pkv.viz.figures import FIGURES, Missing
 from pkv.viz.ladder import LADDER, Gain, claim, counts_of, draw_gains
 from pkv.viz.ladderfigures import by_kind, gain_of
 from pkv.viz.machinespage import LOADS, page_of
-from pkv.viz.svg import SMALL, WIDTH
+from pkv.viz.svg import SMALL
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACES = [trace_load(name, rows, 20260623) for name in ("bimodal", "zipf", "bucketed") for rows in (1, 4, 8)]
@@ -69,14 +68,7 @@ def test_pictures_are_sound_and_legible(tmp_path):
         assert root.find(f"{SVG}title").text == picture.alt
         assert len(picture.svg) < 150_000, name
         assert min(map(float, re.findall(r'font-size="([\d.]+)"', picture.svg))) >= SMALL
-        height, found = float(root.get("height")), sorted(texts(picture), key=lambda text: text[2])
-        for left, right, y, text in found:
-            assert left > -2, f"{name}: cut on the left: {text}"
-            assert right < WIDTH + 2, f"{name}: cut on the right: {text}"
-            assert 8 < y < height, f"{name}: outside: {text}"
-        for (left, right, y, text), (other_left, other_right, other_y, other) in itertools.combinations(found, 2):
-            if other_y - y < 9:
-                assert left > other_right - 4 or other_left > right - 4, f"{name}: {text!r} and {other!r} overlap"
+        assert_legible(picture, name)
 
 
 def centre_of(picture, colour):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
-from drawings import SVG, texts
+from drawings import SVG, assert_legible, texts
 from recordfiles import ENGINES, H200, SLICE, run_of, timing_of, write_records
 
 from pkv import viz
@@ -23,7 +23,7 @@ from pkv.viz.resultscales import Scale, spread, times_in_words
 from pkv.viz.resultscurves import draw_growth, draw_layers
 from pkv.viz.resultsratios import draw_ratios, draw_stream
 from pkv.viz.resultsrows import APART, MOST_LOADS, draw_bounds, draw_one_row, thinned
-from pkv.viz.svg import SMALL, WIDTH
+from pkv.viz.svg import SMALL
 
 TRACES = [trace_load(name, rows, 20260623) for name in ("bimodal", "zipf", "bucketed") for rows in (1, 8)]
 RATIOS = {"ours": {"a": 1.2, "b": 1.25}, "a name that is long & <odd>": {"a": 0.5, "b": 0.05}, "less": {"a": 9.0}}
@@ -94,15 +94,7 @@ def test_pictures_are_sound_legible_and_the_same_every_time(files):
 
 def test_texts_stay_inside_and_apart(files):
     for name, picture in every_picture(files).items():
-        height = float(ElementTree.fromstring(picture.svg).get("height"))
-        found = sorted(texts(picture), key=lambda text: text[2])
-        for left, right, y, text in found:
-            assert left > -2, f"{name}: cut on the left: {text}"
-            assert right < WIDTH + 2, f"{name}: cut on the right: {text}"
-            assert 8 < y < height, f"{name}: outside the picture: {text}"
-        for (left, right, y, text), (other_left, other_right, other_y, other) in itertools.combinations(found, 2):
-            if other_y - y < 9:
-                assert left > other_right - 4 or other_left > right - 4, f"{name}: {text!r} and {other!r} overlap"
+        assert_legible(picture, name)
 
 
 def test_every_figure_is_drawn_of_each_machine_and_grid_that_has_it(files):

@@ -1,13 +1,12 @@
 """The picture of runs: the cuts of the plan's items, lanes of equal length, a state where a row is cut."""
 
 import dataclasses
-import itertools
 import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from drawings import LLAMA, SVG, ragged, texts
+from drawings import LLAMA, SVG, assert_legible, ragged
 
 import pkv
 from pkv import viz
@@ -15,7 +14,7 @@ from pkv.gpus import load_gpu
 from pkv.stages.s5_stream_k_runs import RULES
 from pkv.viz import schedules, widgets
 from pkv.viz.runs import MOST_LANES, lanes_of, merges_of
-from pkv.viz.svg import SMALL, WIDTH
+from pkv.viz.svg import SMALL
 
 CARD = load_gpu("rtx3060")
 
@@ -110,15 +109,7 @@ def test_pictures_are_sound_legible_and_the_same_every_time():
         assert root.find(f"{SVG}title").text == picture.alt
         assert len(picture.svg) < 150_000, name
         assert min(map(float, re.findall(r'font-size="([\d.]+)"', picture.svg))) >= SMALL
-        height = float(root.get("height"))
-        found = sorted(texts(picture), key=lambda text: text[2])
-        for left, right, y, text in found:
-            assert left > -2, f"{name}: cut on the left: {text}"
-            assert right < WIDTH + 2, f"{name}: cut on the right: {text}"
-            assert 8 < y < height, f"{name}: outside: {text}"
-        for (left, right, y, text), (other_left, other_right, other_y, other) in itertools.combinations(found, 2):
-            if other_y - y < 9:
-                assert left > other_right - 4 or other_left > right - 4, f"{name}: {text!r} and {other!r} overlap"
+        assert_legible(picture, name)
 
 
 def test_a_dot_for_every_state_and_lanes_of_equal_width():

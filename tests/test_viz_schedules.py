@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from drawings import LLAMA, SVG, texts
+from drawings import LLAMA, SVG, assert_legible, texts
 
 import pkv
 from pkv import viz
@@ -136,16 +136,7 @@ def test_picture_is_deterministic_sound_and_small(name):
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_texts_stay_inside_and_apart(name):
-    picture = PICTURES[name]()
-    height = float(ElementTree.fromstring(picture.svg).get("height"))
-    found = sorted(texts(picture), key=lambda text: text[2])
-    for left, right, y, text in found:
-        assert left > -2, f"cut on the left: {text}"
-        assert right < WIDTH + 2, f"cut on the right: {text}"
-        assert 8 < y < height, f"outside the picture: {text}"
-    for (left, right, y, text), (other_left, other_right, other_y, other) in itertools.combinations(found, 2):
-        if other_y - y < 9:  # a line of letters is about 9 pixels high
-            assert left > other_right - 4 or other_left > right - 4, f"{text!r} and {other!r} overlap"
+    assert_legible(PICTURES[name](), name)
 
 
 def test_pieces_of_a_row_last_as_long_as_its_spans():

@@ -21,9 +21,10 @@ from pkv.decoding import plan as plan_step
 from pkv.gpus import GpuProfile, profile_of
 from pkv.profiles import read_shipped
 from pkv.simulation import simulate
+from pkv.stages.s4_adaptive import OWN
 
 PUBLISHED, SIMULATED = "RTX 3060, published", "RTX 3060, simulated"
-STAGES = ("split_kv", "length_buckets", "row_local", "workqueue", "stream_k")
+STAGES = tuple(OWN)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ Lengths [40, 5, 40], tile 16, splits 2: buckets 5 (row 1) and 40 (rows 0 and 2).
 
 import numpy as np
 
-from pkv.configs import choose_tile, programs_per_sm
-from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.configs import plan_for
+from pkv.gpus import GpuProfile
 from pkv.plans import Int32Array, Launch, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import default_splits, fault_of_items, indices_of, launch, launches_of, split_items
@@ -29,9 +29,7 @@ def plan(
     gpu: "str | GpuProfile | None" = None,
 ) -> Plan:
     """One bucket per distinct length, shortest first; `splits` per row (default: each bucket fills the GPU once)."""
-    profile = resolve_gpu(gpu)
-    tile = choose_tile(tile, shape, profile)
-    resident = programs_per_sm(shape, profile, tile)
+    profile, tile, resident = plan_for(gpu, tile, shape)
     n_rows = len(lengths)
     buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]
     row_splits = np.ones(n_rows, dtype=np.int64)

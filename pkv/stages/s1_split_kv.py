@@ -17,10 +17,9 @@ import torch
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache import PagedKVCache
 from pkv.checks import MOST_SPLITS
-from pkv.configs import choose_tile, even_programs, programs_per_sm
-from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.configs import even_programs, plan_for
+from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
-from pkv.merging import launch_merge
 from pkv.plans import Int32Array, Launch, Plan
 from pkv.shapes import Shape
 from pkv.tile import attend_tokens, load_query, store_state
@@ -39,9 +38,7 @@ def plan(
     dynamic: bool = False,
 ) -> Plan:
     """`splits` splits per row (default: enough to fill the GPU once); dynamic: the lengths are upper bounds."""
-    profile = resolve_gpu(gpu)
-    tile = choose_tile(tile, shape, profile)
-    resident = programs_per_sm(shape, profile, tile)
+    profile, tile, resident = plan_for(gpu, tile, shape)
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))
     n_splits = splits or default_splits(n_rows, shape, longest, tile, profile.n_sms, resident)
@@ -194,10 +191,7 @@ def launch(
     for step in plan.launches:
         row_ids = plan.rows_tensor(step, q.device)
         if step.kernel == "merge":
-            launch_merge(
-                args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), step.n_splits, args.shape,
-                args.signature,
-            )  # fmt: skip
+            args.merge(step, row_ids)
             continue
         grid = (step.end - step.begin) * plan.shape.grid_heads
         launch_kernel(

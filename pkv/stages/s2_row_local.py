@@ -18,10 +18,9 @@ import torch
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache import PagedKVCache
 from pkv.checks import MOST_SPLITS
-from pkv.configs import choose_tile, programs_per_sm
-from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.configs import plan_for
+from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
-from pkv.merging import launch_merge
 from pkv.plans import Int32Array, Plan
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, rectangle
@@ -43,9 +42,7 @@ def plan(
     dynamic: bool = False,
 ) -> Plan:
     """`splits` splits per row (default: see ragged_splits); dynamic: the lengths are upper bounds."""
-    profile = resolve_gpu(gpu)
-    tile = choose_tile(tile, shape, profile)
-    resident = programs_per_sm(shape, profile, tile, "row_local")
+    profile, tile, resident = plan_for(gpu, tile, shape, "row_local")
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))
     n_splits = splits or ragged_splits(n_rows, shape, longest, tile, profile.n_sms, resident)
@@ -141,10 +138,7 @@ def launch(
     args = KernelArgs(q, cache, plan, scale, out, lse)
     for step in plan.launches:
         if step.kernel == "merge":
-            launch_merge(
-                args.partials, args.result, args.partial_offsets, None, len(step.rows), step.n_splits, args.shape,
-                args.signature,
-            )  # fmt: skip
+            args.merge(step, None)
             continue
         grid = plan.n_programs * plan.shape.grid_heads
         launch_kernel(

@@ -20,10 +20,9 @@ import torch
 
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache import PagedKVCache
-from pkv.configs import MOST_WARPS, choose_tile, even_programs, programs_per_sm
-from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.configs import MOST_WARPS, choose_tile, even_programs, plan_for
+from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
-from pkv.merging import launch_merge
 from pkv.plans import Int32Array, Launch, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
@@ -46,9 +45,7 @@ def plan(
 
     ordering: one of ORDERINGS (default: as_listed where all programs can start at once, else longest_first).
     """
-    profile = resolve_gpu(gpu)
-    tile = choose_tile(tile, shape, profile)
-    resident = programs_per_sm(shape, profile, tile, "workqueue")
+    profile, tile, resident = plan_for(gpu, tile, shape, "workqueue")
     n_places = profile.n_sms * even_programs(resident) // shape.grid_heads
     n_tiles = -(-lengths.astype(np.int64) // tile)
     if splits is None:
@@ -219,10 +216,7 @@ def launch(
     for step in plan.launches:
         if step.kernel == "merge":
             row_ids = plan.rows_tensor(step, q.device)
-            launch_merge(
-                args.partials, args.result, args.partial_offsets, row_ids, len(step.rows), step.n_splits, args.shape,
-                args.signature,
-            )  # fmt: skip
+            args.merge(step, row_ids)
             continue
         grid = (step.end - step.begin) * plan.shape.grid_heads
         launch_kernel(

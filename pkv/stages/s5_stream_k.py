@@ -24,8 +24,8 @@ import torch
 
 from pkv._triton import INTERPRETED, launch_kernel, tl, triton
 from pkv.cache import PagedKVCache
-from pkv.configs import choose_tile, next_power_of_two, programs_per_sm, reading_programs
-from pkv.gpus import GpuProfile, resolve_gpu
+from pkv.configs import next_power_of_two, plan_for, reading_programs
+from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
 from pkv.merging import merge_items, merge_options
 from pkv.plans import Int32Array, Launch, Plan, offsets_of
@@ -46,9 +46,7 @@ def plan(
     dynamic: bool = False,
 ) -> Plan:
     """What the kernel will find for these lengths; dynamic: they are upper bounds, and it finds what there is."""
-    profile = resolve_gpu(gpu)
-    tile = choose_tile(tile, shape, profile)
-    resident = programs_per_sm(shape, profile, tile, "stream_k")
+    profile, tile, resident = plan_for(gpu, tile, shape, "stream_k")
     n_programs = max(1, profile.n_sms * reading_programs(profile, resident) // shape.grid_heads) if len(lengths) else 0
     items, program_items, row_items = cut_runs(lengths, n_programs, tile)
     return Plan(

@@ -36,6 +36,15 @@ def rules_for(n_rows: int, capacity: int, tile: int, rules: Rules = RULES) -> Ru
     return rules if most <= MOST_NARROW else rules._replace(WIDE=True)
 
 
+def line_of(
+    lengths: Int32Array, n_programs: int, tile: int, rules: Rules = RULES
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
+    """(tiles of each row, units of each row, units of a run)."""
+    n_tiles = -(-lengths.astype(np.int64) // tile)
+    units = np.where(n_tiles > 0, n_tiles + rules.START_UNITS, 0)
+    return n_tiles, units, max(-(-int(units.sum()) // max(n_programs, 1)), rules.LEAST_UNITS)
+
+
 def cut_runs(
     lengths: Int32Array, n_programs: int, tile: int, rules: Rules = RULES
 ) -> tuple[Int32Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -45,10 +54,8 @@ def cut_runs(
     >>> items.tolist(), program_items.tolist(), row_items.tolist()
     ([[0, 0, 5], [1, 0, 16], [1, 16, 40]], [2, 1], [1, 2])
     """
-    n_tiles = -(-lengths.astype(np.int64) // tile)
-    units = np.where(n_tiles > 0, n_tiles + rules.START_UNITS, 0)
+    n_tiles, units, share = line_of(lengths, n_programs, tile, rules)
     first_tile = np.cumsum(units) - n_tiles  # on the line
-    share = max(-(-int(units.sum()) // max(n_programs, 1)), rules.LEAST_UNITS)
     first_run, last_run = first_tile // share, (first_tile + n_tiles - 1) // share
     row_items = np.where(n_tiles > 0, last_run - first_run + 1, 0)
     rows = np.repeat(np.arange(len(lengths)), row_items)

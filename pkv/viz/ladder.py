@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pkv.bench.results import geomean
-from pkv.viz.resultscales import draw_level, mark, positive, scale_of, some, times_in_words
+from pkv.stages.s4_adaptive import OWN
+from pkv.viz.resultscales import draw_level, draw_ratio_axis, mark, positive, scale_of, some, times_in_words
 from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, count_of, text_width
 
-LADDER = ("split_kv", "length_buckets", "row_local", "workqueue", "stream_k")
+LADDER = tuple(OWN)
 PITCH, APART, TABLE_PITCH = 19.0, 14.0, 17.0
 TIE = 0.01  # where noise is not known
 
@@ -48,13 +49,18 @@ def claim(found: Gains, rival: str) -> str:
     return f"{words} over {count_of(len(of), 'load')}: {counts_of(of)}"
 
 
+def won_and_lost(of: Sequence[Gain]) -> tuple[int, int]:
+    """On how many loads there is a gain, and on how many a loss."""
+    return sum(gain.is_gain for gain in of), sum(gain.is_loss for gain in of)
+
+
 def counts_of(of: Sequence[Gain]) -> str:
     """On how many loads there is a gain, a loss, or neither.
 
     >>> counts_of([Gain(1.2), Gain(0.995), Gain(0.8)])
     'faster on 1, slower on 1, within noise on 1'
     """
-    gained, lost = sum(gain.is_gain for gain in of), sum(gain.is_loss for gain in of)
+    gained, lost = won_and_lost(of)
     words = [f"faster on {gained}", f"slower on {lost or 'none'}"]
     return ", ".join(words + [f"within noise on {len(of) - gained - lost}"] * (gained + lost < len(of)))
 
@@ -67,7 +73,7 @@ def summary_of(found: Gains) -> dict[str, dict[str, str]]:
         if of:
             columns["mean"][stage] = times_in_words(geomean(gain.ratio for gain in of) or 1.0)
             columns["least"][stage] = times_in_words(min(gain.ratio for gain in of))
-            won, lost = sum(gain.is_gain for gain in of), sum(gain.is_loss for gain in of)
+            won, lost = won_and_lost(of)
             columns["faster / slower"][stage] = f"{won} / {lost} of {len(of)}"
     return columns
 
@@ -140,9 +146,7 @@ def _draw_plane(
 ) -> None:
     begin, end, top, bottom = place
     scale = scale_of([*values, 1.0], begin + 6, end - 6, room=1.03)
-    for tick in scale.ticks(8 if end - begin > 300 else 3):
-        sheet.line(scale.at(tick), top, scale.at(tick), bottom)
-        sheet.text(scale.at(tick), bottom + 15, f"{tick:g}×", size=SMALL, fill=GREY, anchor="middle")
+    draw_ratio_axis(sheet, scale, top, bottom, 8 if end - begin > 300 else 3)
     for line, load in enumerate(loads):
         of = found.get(load, {})
         y = top + PITCH * (line + 0.5)

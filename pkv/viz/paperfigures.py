@@ -19,7 +19,7 @@ from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
 from pkv.viz.svg import Picture, count_of
 
-LADDER = ("split_kv", "length_buckets", "row_local", "workqueue", "stream_k", RIVAL_HERE)
+LADDER = (*OWN, RIVAL_HERE)
 
 
 def ladder(records: Records) -> Picture:

@@ -191,6 +191,13 @@ def room_for(names: Sequence[str]) -> float:
     return 30 + max(text_width(name, SMALL) for name in names)
 
 
+def draw_ratio_axis(sheet: Sheet, scale: Scale, top: float, bottom: float, n_most: int = 8) -> None:
+    """Upright lines at round ratios, each with its number below."""
+    for tick in scale.ticks(n_most):
+        sheet.line(scale.at(tick), top, scale.at(tick), bottom)
+        sheet.text(scale.at(tick), bottom + 15, f"{tick:g}×", size=SMALL, fill=GREY, anchor="middle")
+
+
 def draw_level(sheet: Sheet, x: float, top: float, bottom: float, words: str) -> None:
     """An upright line that values are held against, and what it means."""
     sheet.line(x, top, x, bottom, INK, "4 3")

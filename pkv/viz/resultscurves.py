@@ -77,12 +77,11 @@ def draw_growth(
     sheet.heading(title, [" ".join(notes)])
     order = dict.fromkeys([*plans, *sizes])  # the same engine, the same mark
     rows = [2.0**power for power in range(0, 21, 2)]
-    planes = [(plans, "host plans a step, us"), (sizes, "memory beside q, cache and result, KiB")]
-    for curves, name in [
-        *planes[:1],
-        *[(walls, "plan and one layer, from idle to idle, us")] * bool(walls),
-        *planes[1:],
-    ]:
+    planes = [(plans, "host plans a step, us")]
+    if walls:
+        planes.append((walls, "plan and one layer, from idle to idle, us"))
+    planes.append((sizes, "memory beside q, cache and result, KiB"))
+    for curves, name in planes:
         scaled = {engine: curves.get(engine, []) for engine in order}
         if name.endswith("KiB"):
             scaled = {engine: [(x, y / 1024) for x, y in points] for engine, points in scaled.items()}

@@ -7,7 +7,7 @@ and 0.5 on another has a geometric mean of 1.
 import statistics
 from collections.abc import Mapping, Sequence
 
-from pkv.viz.resultscales import draw_level, points_of, positive, scale_of, some, times_in_words
+from pkv.viz.resultscales import draw_level, draw_ratio_axis, points_of, positive, scale_of, some, times_in_words
 from pkv.viz.svg import FAINT, GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, count_of, text_width
 
 PITCH = 24  # pixels from engine to engine
@@ -40,9 +40,7 @@ def draw_ratios(ratios: Mapping[str, Mapping[str, float]], rival: str, note: str
     scale = scale_of([*values, 1.0], left + 8, WIDTH - NUMBERS, room=1.05)
     top = sheet.y + 14
     bottom = top + PITCH * len(ordered)
-    for tick in scale.ticks():
-        sheet.line(scale.at(tick), top, scale.at(tick), bottom)
-        sheet.text(scale.at(tick), bottom + 15, f"{tick:g}×", size=SMALL, fill=GREY, anchor="middle")
+    draw_ratio_axis(sheet, scale, top, bottom)
     draw_level(sheet, scale.at(1.0), top, bottom, "as fast")
     for line, engine in enumerate(ordered):
         y = top + PITCH * (line + 0.5)

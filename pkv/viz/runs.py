@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pkv.plans import Plan
-from pkv.stages.s5_stream_k_runs import RULES
+from pkv.stages.s5_stream_k_runs import RULES, line_of
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of
 from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, count_of, text_width, verb
 
@@ -75,9 +75,8 @@ def lanes_of(plan: Plan) -> list[Lane]:
 
 def _runs_of(plan: Plan) -> list[Lane]:
     """The equal runs, as stream_k cuts them."""
-    n_tiles = -(-plan.lengths.astype(np.int64) // plan.tile)
-    units = np.where(n_tiles > 0, n_tiles + RULES.START_UNITS, 0)
-    share, total, ends = share_of(plan), int(units.sum()), np.cumsum(units)
+    n_tiles, units, share = line_of(plan.lengths, plan.n_programs, plan.tile)
+    total, ends = int(units.sum()), np.cumsum(units)
     lanes = []
     for run in range(-(-total // share)):
         unit, stop = run * share, min((run + 1) * share, total)
@@ -97,13 +96,6 @@ def _runs_of(plan: Plan) -> list[Lane]:
         goes_on = pieces[-1].item >= 0 and stop < ends[last] and last != began
         lanes.append(Lane(run, pieces, began, last if goes_on else None))
     return lanes
-
-
-def share_of(plan: Plan) -> int:
-    """Units of a run of a stream_k plan."""
-    n_tiles = -(-plan.lengths.astype(np.int64) // plan.tile)
-    total = int(np.where(n_tiles > 0, n_tiles + RULES.START_UNITS, 0).sum())
-    return max(-(-total // max(plan.n_programs, 1)), RULES.LEAST_UNITS)
 
 
 def _programs_of(plan: Plan) -> list[Lane]:
