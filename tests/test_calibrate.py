@@ -289,25 +289,25 @@ def test_measured_regret_of_a_choice_is_its_time_over_the_best(records):
 
 
 def test_records_older_than_a_stage_are_judged_by_the_stages_that_they_hold():
-    """Policy cost then takes the cheapest of those, though it would take the new one."""
+    """Policy cost then takes the cheapest of those, though it would take the new one, here ahead by 3% and more."""
     profile = dataclasses.replace(CARD, costs=TRUTH)
-    made = records_of(FEW[2:4], [stage for stage in CANDIDATES if stage != "stream_k"])
+    made = records_of(FEW[1:3], [stage for stage in CANDIDATES if stage != "stream_k"])
     routes = {route for route, *_ in measured_regrets(made, profile, [each.name for each in FEW])}
     assert routes == {
         "policy paper",
         "policy cost",
         *(f"always {stage}" for stage in CANDIDATES if stage != "stream_k"),
     }
-    for each in FEW[2:4]:
+    for each in FEW[1:3]:
         found = explain(each.steps[0].lengths, each.shape, policy="cost", gpu=profile)
         ms = {entry.stage: entry.prediction.kernels_ms for entry in found.candidates}
         assert taken_of(found, CANDIDATES) == found.chosen == "stream_k"
         del ms["stream_k"]
         assert taken_of(found, list(ms)) == cheapest(ms)
-    with_some = records_of(FEW[2:3], CANDIDATES)
+    with_some = records_of(FEW[1:2], CANDIDATES)
     both = dataclasses.replace(made, timings=made.timings + with_some.timings)
     judged = {group for _, group, *_ in measured_regrets(both, profile, [each.name for each in FEW])}
-    assert judged == {FEW[2].name}, "on the other load the new stage was not timed"
+    assert judged == {FEW[1].name}, "on the other load the new stage was not timed"
 
 
 def test_policies_take_their_fallback_where_flashinfer_was_not_timed():
