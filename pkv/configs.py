@@ -23,6 +23,7 @@ SMALLEST_DOT = 16  # the least inner side of tl.dot on a GPU
 FEWEST_HEADS = 8  # columns of a tensor core's product
 LARGEST_HEAD_DIM = 256
 MOST_WARPS = 8  # 16 would halve the registers of a thread, and spill
+LARGEST_QUERY = 32 * 256  # elements of q that one program holds: half of its threads' registers
 WARP_THREADS = 32
 REGISTER_UNIT = 256  # an SM hands out registers per warp, in units of 256
 SHARED_UNIT = 128  # bytes
@@ -120,7 +121,7 @@ def choose_config(shape: Shape, gpu: GpuProfile, tile: int, aligned: bool = True
     """The configuration of a shape and tile. It does not depend on `gpu` yet: the table holds on every architecture.
 
     Where K and V are not aligned, they pass through registers on their way: large tiles, and fp32 ones, then take twice
-    the warps.
+    the warps. And copies of 2 bytes are never asynchronous, so a deep pipeline of them would only hold registers.
     """
     key = config_key(shape, tile)
     column = TABLE[key.itemsize, key.block_h]
@@ -128,8 +129,11 @@ def choose_config(shape: Shape, gpu: GpuProfile, tile: int, aligned: bool = True
     if largest is None:
         raise ValueError(f"tile = {tile} does not fit registers and shared memory with {key}: take a smaller tile")
     num_warps, num_stages = column[largest, tile]
-    if not aligned and (tile > DEFAULT_TILE or key.itemsize == 4) and key.block_d >= 128:
+    narrow = 64 if key.itemsize == 4 else 32
+    if not aligned and (tile > DEFAULT_TILE or key.itemsize == 4) and key.block_d > narrow:
         num_warps = min(2 * num_warps, MOST_WARPS)
+    if not aligned and key.itemsize == 2:
+        num_stages = 1 if key.block_h * key.block_d >= LARGEST_QUERY else 2
     return TileConfig(tile, num_warps, num_stages)
 
 
