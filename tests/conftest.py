@@ -20,6 +20,8 @@ import pkv
 from pkv import gpus
 from pkv.stages import x_flashinfer
 
+pytest_plugins = ["pkv.course.grading"]  # --impl, --seed, --points-json: what grades exercises
+
 ROOT = Path(__file__).resolve().parents[1]
 # No test reads or writes what this user has measured: profiles of their own would change plans. Set before test modules
 # are imported, and handed on to the processes that they start.

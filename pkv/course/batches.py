@@ -1,0 +1,99 @@
+"""Inputs that make mistakes visible, and plain answers to them with switches for what people get wrong.
+
+Pages are shuffled, what no row owns is NaN, table entries past a row's pages name pages that do not exist, every page
+and KV head has its own mean.
+"""
+
+from typing import Any
+
+import torch
+
+from pkv._triton import GPU_VISIBLE
+from pkv.cache import PagedKVCache
+from pkv.course.tasks import Spec, Unfit
+
+DEVICE = torch.device("cuda" if GPU_VISIBLE else "cpu")
+
+
+def paged_row(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """A pool, the table of some rows, and the number of the row asked for (the last one), of spec["length"] tokens."""
+    generator = torch.Generator().manual_seed(spec["seed"])
+    n_rows, page_size, n_heads = spec["n_rows"], spec["page_size"], spec["n_kv_heads"]
+    lengths = [page_size + 1] * (n_rows - 1) + [spec["length"]]
+    counts = [-(-length // page_size) for length in lengths]
+    order = torch.randperm(sum(counts) + 2, generator=generator)  # two pages are nobody's
+    pages = torch.full((len(order), page_size, n_heads, 4), torch.nan)
+    table = torch.full((n_rows, max(counts) + 1), 2**31 - 1, dtype=torch.int32)
+    first = 0
+    for row, (length, count) in enumerate(zip(lengths, counts)):
+        mine = order[first : first + count]
+        table[row, :count] = mine.int()
+        first += count
+        values = torch.randn(count * page_size, n_heads, 4, generator=generator)
+        values += torch.arange(count * page_size)[:, None, None] + 100 * row
+        values[length:] = torch.nan
+        pages[mine] = values.reshape(count, page_size, n_heads, 4)
+    return pages, table, n_rows - 1
+
+
+def row_of(pages: torch.Tensor, page_ids: torch.Tensor, length: int) -> torch.Tensor:
+    """[length, ...]: the first tokens of the pages named, in that order."""
+    page_size = pages.shape[1]
+    return pages[page_ids[: -(-length // page_size)].long()].flatten(0, 1)[:length]
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *,
+    head_map: str = "group", lse_of: str = "natural", divided: bool = True,
+) -> Any:  # fmt: skip
+    """out [n_q_heads, head_dim] and lse [n_q_heads] of one row, in fp64, then as q; the options are mistakes."""
+    n_q_heads, n_kv_heads = q.shape[0], k.shape[1]
+    if len(k) == 0:
+        return torch.zeros_like(q), q.new_full((n_q_heads,), -torch.inf)
+    group = n_q_heads // n_kv_heads
+    heads = torch.tensor([i % n_kv_heads if head_map == "modulo" else i // group for i in range(n_q_heads)])
+    scores = scale * torch.einsum("hd,thd->th", q.double(), k[:, heads].double())
+    largest = scores.amax(0)
+    weights = (scores - largest).exp()
+    total = weights.sum(0)
+    out = torch.einsum("th,thd->hd", weights, v[:, heads].double())
+    lse = {
+        "natural": largest + total.log(),
+        "sums": total.log(),
+        "log2": (largest + total.log()) / 0.6931471805599453,
+        "exp": (largest + total.log()).exp(),
+    }[lse_of]
+    return (out / total[:, None] if divided else out).to(q.dtype), lse.to(q.dtype)
+
+
+def paged_batch(spec: Spec) -> tuple[torch.Tensor, PagedKVCache]:
+    """q [n_rows, n_q_heads, head_dim] and a poisoned cache, on the GPU where there is one.
+
+    spec: lengths, page_size, n_kv_heads, group, head_dim, seed, and maybe size (of q: how large scores get, default 1)
+    and dtype (a name, default "float32"). Values grow with the token and the KV head, so that each mean is its own.
+    """
+    sizes = [spec[name] for name in ("page_size", "n_kv_heads", "group", "head_dim")]
+    lengths = spec["lengths"]
+    if min(sizes) < 1 or not lengths:
+        raise Unfit
+    page_size, n_kv_heads, group, head_dim = sizes
+    generator = torch.Generator().manual_seed(spec["seed"])
+    dtype = getattr(torch, spec.get("dtype", "float32"))
+    q = torch.randn(len(lengths), n_kv_heads * group, head_dim, generator=generator) * spec.get("size", 1.0)
+    counts = [-(-length // page_size) for length in lengths]
+    order = torch.randperm(sum(counts) + 2, generator=generator)
+    k_pages, v_pages = torch.full((2, len(order), page_size, n_kv_heads, head_dim), torch.nan)
+    table = torch.full((len(lengths), max(counts) + 1), 2**31 - 1, dtype=torch.int32)
+    first = 0
+    for row, (length, count) in enumerate(zip(lengths, counts)):
+        mine = order[first : first + count]
+        table[row, :count] = mine.int()
+        first += count
+        k, v = torch.randn(2, count * page_size, n_kv_heads, head_dim, generator=generator)
+        v += torch.arange(count * page_size)[:, None, None] / 8 + torch.arange(n_kv_heads)[:, None]
+        k[length:] = v[length:] = torch.nan
+        k_pages[mine], v_pages[mine] = (x.reshape(count, page_size, n_kv_heads, head_dim) for x in (k, v))
+    k_pages, v_pages = k_pages.to(dtype).to(DEVICE), v_pages.to(dtype).to(DEVICE)
+    on_device = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    cache = PagedKVCache(k_pages, v_pages, table.to(DEVICE), on_device, host_lengths=list(lengths))
+    return q.to(dtype).to(DEVICE), cache

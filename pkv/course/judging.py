@@ -1,0 +1,161 @@
+"""Is an answer right, and if not, what is the mistake?
+
+Every property's cases are compared with the right answers. If any differs, each known mistake is tried: one that
+explains every answer is the diagnosis; else, property by property, one that explains the answers there. What no known
+mistake explains is shrunk to the smallest input that still fails.
+
+ask(specs) gives the answers, in this process or in another (forks.py); what is compared is made here.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pkv.course.answering import Answer, Stop
+from pkv.course.comparing import agree, brief, difference, plain
+from pkv.course.shrinking import shrink
+from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
+
+Ask = Callable[[list[Spec]], list[Answer | Stop]]
+AGREE = 4.0  # two ways to the same wrong answer round otherwise: so many tolerances apart at most
+NOT_STARTED, BROKEN, RUNS, CORRECT = "not started", "broken", "runs", "correct"
+OWN_WORK = "it is your own work: no ready-made attention, and not the task's own specification"
+
+
+@dataclass(frozen=True)
+class Line:
+    """One property: does it hold, and if not, what is wrong. diagnosis: the known mistake's name."""
+
+    name: str
+    holds: bool
+    text: str = ""
+    diagnosis: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a task's answer is worth. diagnosis: the known mistake's name; seed repeats the cases."""
+
+    task: Task
+    state: str
+    lines: tuple[Line, ...]
+    seed: int
+    diagnosis: str | None = None
+    text: str = ""
+
+    @property
+    def is_correct(self) -> bool:
+        return self.state == CORRECT
+
+
+def judge(task: Task, ask: Ask, seed: int, used: set[str]) -> Report:
+    """Judge the answers that `ask` gives. used: the names in the answer's source."""
+    asked = task.specs(seed)
+    given = ask([spec for _, spec in asked])
+    stop = next((answer for answer in given if isinstance(answer, Stop)), None)
+    if stop is not None and (stop.state == NOT_STARTED or len(given) == 1):
+        lines = tuple(Line(prop.name, False, stop.text) for prop in task.properties)
+        return Report(task, stop.state, lines, seed, text=stop.text)
+    cases = [task.case(spec) for _, spec in asked]
+    faults = [fault_of(task, case, answer) for case, answer in zip(cases, [*given, *[stop] * len(cases)], strict=False)]
+    shortcuts = sorted(used & task.forbidden)
+    whole = None if stop else explain(task, cases, given, faults)
+    judged: list[Line] = []
+    for prop in task.properties:
+        mine = [index for index, (owner, _) in enumerate(asked) if owner is prop]
+        judged.append(line_of(task, prop, mine, cases, given, faults, whole, ask))
+    own = f"{task.function} uses {', '.join(shortcuts)}: write it yourself" if shortcuts else ""
+    judged.append(Line(OWN_WORK, not shortcuts, own, "shortcut" if shortcuts else None))
+    state = CORRECT if all(line.holds for line in judged) else RUNS
+    named = next((line.diagnosis for line in judged if line.diagnosis), None)
+    return Report(task, state, tuple(judged), seed, whole.name if whole else named)
+
+
+def fault_of(task: Task, case: Case, answer: Answer | Stop | None) -> str | None:
+    """What is wrong with one answer; None where it is right."""
+    if answer is None or isinstance(answer, Stop):
+        return answer.text if answer else "no answer"
+    if isinstance(answer.value, Raised):
+        line = f", line {answer.value.line}" if answer.value.line else ""
+        return f"raises {brief(answer.value)}{line}"
+    if answer.value is None and plain(case.right) is not None:
+        return "returns None: is a `return` missing?"
+    fault = difference(plain(case.right), answer.value, task.tolerance, task.axes)
+    if fault is None and answer.changed:
+        return f"overwrites its argument {answer.changed}: make a new one, others still need it"
+    return fault
+
+
+def explains(task: Task, mistake: Mistake, case: Case, answer: Answer | Stop) -> bool:
+    """Would who makes this mistake have answered so?"""
+    if isinstance(answer, Stop):
+        return False
+    if mistake.shows is not None:
+        return fault_of(task, case, answer) is None or bool(mistake.shows(case, answer.value))
+    return agree(wrong_answer(task, mistake, case), answer.value, task.tolerance * AGREE)
+
+
+def wrong_answer(task: Task, mistake: Mistake, case: Case) -> Any:
+    """What is answered by whoever makes a mistake; an exception is an answer."""
+    assert mistake.wrong is not None
+    try:
+        return plain(mistake.wrong(*task.arguments(case.spec)))
+    except Exception as error:
+        return Raised(type(error).__name__, str(error))
+
+
+def explain(task: Task, cases: list[Case], given: list[Answer | Stop], faults: list[str | None]) -> Mistake | None:
+    """The first known mistake that explains every one of these answers; None where all are right, or none does."""
+    if not any(faults):
+        return None
+    return next((m for m in task.mistakes if all(explains(task, m, *pair) for pair in zip(cases, given))), None)
+
+
+def line_of(
+    task: Task, prop: Property, mine: list[int], cases: list[Case], given: list[Answer | Stop],
+    faults: list[str | None], whole: Mistake | None, ask: Ask,
+) -> Line:  # fmt: skip
+    """What there is to say of one property."""
+    wrong = [index for index in mine if index < len(faults) and faults[index]]
+    if not wrong:
+        return Line(prop.name, True)
+    first = wrong[0]
+    case, fault = cases[first], faults[first]
+    answer = given[first] if first < len(given) else Stop(BROKEN, str(fault))
+    if isinstance(answer, Stop):
+        return Line(prop.name, False, f"{show(case.spec)}: {fault}")
+    known = whole or explain(
+        task, [cases[i] for i in mine], [given[i] for i in mine if i < len(given)], [faults[i] for i in mine]
+    )
+    if known is None and not isinstance(answer.value, Raised):
+        case, fault = smallest(task, case, str(fault), ask)
+    shown = f"for {show(case.spec)}: {fault}"
+    if known is None:
+        return Line(prop.name, False, shown)
+    says = known.says if isinstance(known.says, str) else known.says(case, answer.value)
+    return Line(prop.name, False, f"{says}; {shown}", known.name)
+
+
+def smallest(task: Task, case: Case, fault: str, ask: Ask) -> tuple[Case, str]:
+    """The smallest case that still fails, and what is wrong there."""
+    found = {str(case.spec): (case, fault)}
+
+    def fails(spec: Spec) -> bool:
+        try:
+            smaller = task.case(spec)
+        except Unfit:
+            return False
+        (answer, *_) = ask([spec])
+        if isinstance(answer, Stop):
+            return False
+        text = fault_of(task, smaller, answer)
+        if text:
+            found[str(spec)] = smaller, text
+        return text is not None
+
+    return found[str(shrink(case.spec, fails, task.fixed))]
+
+
+def show(spec: Spec) -> str:
+    """A spec as a message shows it."""
+    return ", ".join(f"{key} = {brief(value)}" for key, value in spec.items() if key != "seed")

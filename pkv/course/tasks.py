@@ -1,0 +1,142 @@
+"""What an exercise's task is to those that judge it: cases, the right answer, and the mistakes that people make.
+
+A task is judged by **properties**, each one sentence that holds or does not. A property has **cases**; a case is made
+from a **spec**, a small dict of numbers and lists, such as {"length": 9, "page_size": 4, "seed": 1}. So a case can be
+made again anywhere, and be shrunk: smaller numbers, shorter lists.
+
+A **mistake** is a wrong answer with a name. Who makes it answers as `wrong(*arguments)` does, or `shows` tells it from
+the answer. That is how a report says what is wrong, and not only that something is.
+"""
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Spec = dict[str, Any]
+CPU, GPU_OPTIONAL = "cpu", "gpu-optional"
+# What no task may be solved with: the attention of others, our own, and the answers.
+SHORTCUTS = ("scaled_dot_product_attention", "flex_attention", "decode", "solutions", "course")
+
+
+class Unfit(ValueError):
+    """A spec from which no case can be made: a shrunk one that went too far."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: the arguments and the right answer to them."""
+
+    spec: Spec
+    arguments: tuple[Any, ...]
+    right: Any
+
+
+@dataclass(frozen=True)
+class Property:
+    """One sentence about a right answer, and the cases that show it. specs(rng) -> specs, the smallest first."""
+
+    name: str
+    specs: Callable[[random.Random], list[Spec]]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A wrong answer with a name.
+
+    says: what is wrong, in the task's words, or a function (case, got) -> that. wrong: what is answered by whoever makes
+    it. shows: for mistakes whose answer cannot be known beforehand: (case, got) -> does this answer come of it, `got`
+    being a value, or an exception's name as Raised.
+    """
+
+    name: str
+    says: str | Callable[[Case, Any], str]
+    wrong: Callable[..., Any] | None = None
+    shows: Callable[[Case, Any], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception in place of an answer."""
+
+    kind: str
+    text: str = ""
+    line: int | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of an exercise file.
+
+    id: "ex00_1". function: the name in the exercise file. lines: about how many to write. arguments(spec) -> what it is
+    called with; `right` gives the answer to the same. axes: what the axes of a tensor in the answer are, by which a
+    difference is located. tolerance: the largest difference of floats, relative to the largest right value.
+    fixed: keys of a spec that are not shrunk. call(function, *arguments): where the function is not simply called.
+    shortcuts: names it may not use, besides SHORTCUTS. tag: GPU_OPTIONAL tasks count only where there is a GPU.
+    """
+
+    id: str
+    title: str
+    function: str
+    lines: int
+    arguments: Callable[[Spec], tuple[Any, ...]]
+    right: Callable[..., Any]
+    properties: tuple[Property, ...]
+    mistakes: tuple[Mistake, ...]
+    points: int = 4
+    axes: tuple[str, ...] = ()
+    tolerance: float = 1e-5
+    fixed: tuple[str, ...] = ()
+    call: Callable[..., Any] | None = None
+    shortcuts: tuple[str, ...] = ()
+    allowed: tuple[str, ...] = ()
+    tag: str = CPU
+    seconds: float = 30.0
+
+    @property
+    def exercise(self) -> str:
+        """The exercise that it belongs to, "ex00"."""
+        return self.id.partition("_")[0]
+
+    @property
+    def forbidden(self) -> set[str]:
+        """Names that an answer may not use: whoever calls the specification has written nothing."""
+        return ({*SHORTCUTS, *self.shortcuts, f"{self.function}_spec"}) - {*self.allowed}
+
+    def case(self, spec: Spec) -> Case:
+        """The question that a spec stands for; its arguments are made anew at every call. Unfit where there is none."""
+        return Case(spec, self.arguments(spec), self.right(*self.arguments(spec)))
+
+    def specs(self, seed: int) -> list[tuple[Property, Spec]]:
+        """Every case of every property; another seed gives other numbers."""
+        return [
+            (prop, spec)
+            for index, prop in enumerate(self.properties)
+            for spec in prop.specs(random.Random(f"{self.id} {index} {seed}"))
+        ]
+
+
+@functools.cache
+def all_tasks() -> tuple[Task, ...]:
+    """Every task, in the course's order."""
+    from pkv.course import ex00, ex01, ex02, ex03, ex04, ex05
+
+    return tuple(task for module in (ex00, ex01, ex02, ex03, ex04, ex05) for task in module.TASKS)
+
+
+def find_task(task_id: str) -> Task:
+    """The task of that id; ValueError lists those that there are."""
+    found = [task for task in all_tasks() if task.id == task_id]
+    if not found:
+        near = [task.id for task in all_tasks() if str(task_id).startswith(task.exercise)]
+        names = near or [task.id for task in all_tasks()]
+        raise ValueError(f"task {task_id!r} does not exist; choose one of {', '.join(names)}")
+    return found[0]
+
+
+def file_of(folder: Path, exercise: str) -> Path:
+    """The file of an exercise in a folder: the one whose name begins with "ex00_", or is ex00.py."""
+    found = sorted(path for path in folder.glob(f"{exercise}*.py") if path.stem.partition("_")[0] == exercise)
+    return found[0] if found else folder / f"{exercise}.py"
