@@ -15,6 +15,7 @@ from pkv.counters import Counters
 from pkv.decoding import decode, plan, run
 from pkv.gpus import GpuProfile
 from pkv.merging import merge
+from pkv.parts import Parts
 from pkv.plans import Plan
 from pkv.shapes import Shape
 from pkv.simulation import Timeline, simulate
@@ -28,6 +29,7 @@ __all__ = [
     "Counters",
     "GpuProfile",
     "PagedKVCache",
+    "Parts",
     "Plan",
     "Shape",
     "Timeline",

@@ -55,6 +55,7 @@ INTERPRETED = _interpreted()
 
 
 MOST_COMPILED = 4096
+MOST_PARTS = 16  # functions of others: each time that a learner's file is read anew, it makes another
 _compiled: dict[Any, Any] = {}  # (kernel, signature, constants) -> what Triton compiled for them
 
 
@@ -64,9 +65,9 @@ def launch_kernel(
     """kernel[(n_programs,)](*args, *constants, **options), on the current device.
 
     Triton finds out for every argument of every launch what it would compile for: some 20 us of the host's time. What
-    that depends on is in `signature` (see KernelArgs), the device first; so it is asked once, and what it has compiled
-    is launched from then on, without calling profilers' hooks. None: it is asked each time. options: must follow from
-    the rest.
+    that depends on is in `signature` (see KernelArgs), the device first, then a function of somebody else's that is
+    among the arguments, or None; so it is asked once, and what it has compiled is launched from then on, without
+    calling profilers' hooks. signature None: it is asked each time. options: must follow from the rest.
     """
     if INTERPRETED or signature is None:
         kernel[(n_programs,)](*args, *constants, **options)
@@ -77,11 +78,28 @@ def launch_kernel(
         compiled = kernel[(n_programs,)](*args, *constants, **options)
         if len(_compiled) >= MOST_COMPILED:  # strides that differ at every step
             _compiled.clear()
+        forget_parts_beyond(signature[1])
         _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
     else:
         run, function, metadata = known
         stream = triton.runtime.driver.active.get_current_stream(signature[0])
         run(n_programs, 1, 1, stream, function, metadata, None, None, None, *args, *constants)
+
+
+def forget_parts_beyond(part: Any) -> None:
+    """Make room for `part`, a function of somebody else's, or None: of those, the last MOST_PARTS are remembered.
+
+    A function is told from another by being the same object, which lives as long as it is remembered: two versions of
+    one file never meet, however alike their names.
+    """
+    if part is None:
+        return
+    keys = list(_compiled)  # other threads launch, too
+    others = [one for one in dict.fromkeys(signature[1] for _, signature, _ in keys) if one not in (None, part)]
+    if len(others) >= MOST_PARTS:
+        for key in keys:
+            if key[1][1] is others[0]:
+                _compiled.pop(key, None)
 
 
 def why_not_launchable(device: torch.device) -> str | None:

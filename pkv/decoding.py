@@ -16,12 +16,15 @@ from pkv.cache import PagedKVCache
 from pkv.checks import LONGEST_ROW, MOST_SPLITS, Ints, at_least
 from pkv.gpus import GpuProfile, gpu_of
 from pkv.merging import MOST_DIM_BLOCKS
+from pkv.parts import Parts, first_to_take, taken
 from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
-from pkv.stages import STAGES
+from pkv.stages import STAGES, TAKES
+from pkv.stages.s3_own_items import check_made_by, plan_by
 from pkv.stages.s4_adaptive import OWN
 
 DEFAULT_STAGE = "stream_k"  # the best stage that needs nothing from the host
+DEFAULTS_WITH_PARTS = (DEFAULT_STAGE, "row_local", "workqueue")  # of these the first that takes them
 LARGEST_GRID = 2**31 - 1
 INTERPRETER_LOCK = threading.Lock()
 
@@ -30,13 +33,16 @@ def plan(
     lengths: Ints,
     shape: Shape,
     stage: str = DEFAULT_STAGE,
+    *,
+    parts: Parts | None = None,
     **options: Any,
 ) -> Plan:
     """Decide who does which tiles, without a GPU.
 
     lengths: tokens per row, ints or an int tensor (a GPU tensor is copied to the host once). shape: see Shape, or
     Shape.of(q, cache). Options by stage, e.g. split_kv: splits= (per row), tile= (tokens), gpu= (a profile's name or a
-    GpuProfile: decides default splits; default the GPU at hand, else "rtx3060").
+    GpuProfile: decides default splits; default the GPU at hand, else "rtx3060"). parts: whose `plan` to ask in the
+    place of stage workqueue's own.
     Raises ValueError / TypeError for an unknown stage or option, bad lengths, splits < 1.
 
     >>> print(plan([5, 40], Shape(4, 2, 64, 4, "float16"), "row_local", splits=2, gpu="rtx3060").items.tolist())
@@ -44,6 +50,7 @@ def plan(
     """
     module = find_stage(stage)
     options = checked_options(stage, options)
+    parts = taken(parts, stage, TAKES)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
     if stage != "reference":
@@ -56,7 +63,12 @@ def plan(
             f"{n_rows} rows x {shape.n_q_heads} query heads in {splits} splits: {n_programs} programs "
             "exceed a grid of 2**31 - 1: use fewer splits, or decode the rows in parts"
         )
-    made: Plan = module.plan(row_lengths, shape, **options)
+    made: Plan
+    if parts is None or parts.plan is None:
+        made = module.plan(row_lengths, shape, **options)
+    else:
+        with parts.blamed("plan"):
+            made = plan_by(parts.plan, row_lengths, shape, **options)
     object.__setattr__(made, "_is_sound", True)
     return made
 
@@ -69,12 +81,14 @@ def run(
     scale: float | None = None,
     out: torch.Tensor | None = None,
     check: bool = False,
+    parts: Parts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Execute a plan: attention of one token per row over the row's cached tokens.
 
     q [n_rows, n_q_heads, head_dim] in the cache's dtype. scale: of the scores, None = 1 / sqrt(head_dim). out: where to
     write the result, any strides, q's shape and dtype. check: also check values that lie on a GPU (lengths, block
-    table), which waits for the GPU; values on the CPU are always checked.
+    table), which waits for the GPU; values on the CPU are always checked. parts: somebody else's functions in the place
+    of ours; one with a `plan` must have made this plan, by pkv.plan(..., parts=parts).
     Returns out [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads] (fp32, natural log). A row without tokens
     gives 0 and -inf. Raises ValueError / TypeError, naming the argument and the row, before any launch.
     """
@@ -82,16 +96,22 @@ def run(
     check_plan(q, cache, plan, check)
     if not plan._is_sound:
         check_items(plan)
-    return _run(q, cache, plan, scale, out, check)
+    parts = taken(parts, plan.stage, TAKES)
+    if parts is not None and parts.plan is not None:
+        check_made_by(parts.plan, plan)
+    return _run(q, cache, plan, scale, out, check, parts)
 
 
 def _run(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float | None, out: torch.Tensor | None, check: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float | None, out: torch.Tensor | None, check: bool,
+    parts: Parts | None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """run(), with arguments that fit each other."""
     if check or q.device.type == "cpu":
         cache.validate()
-    module = find_stage("adaptive" if plan.fallback else plan.stage)
+    launch = find_stage("adaptive" if plan.fallback else plan.stage).launch
+    if parts is not None:
+        launch = parts.passed_to(launch)
     scale = resolve_scale(scale, q.shape[-1])
     if plan.stage != "reference":
         require_launchable(q.device)
@@ -102,26 +122,27 @@ def _run(
     if not plan.has_tokens:  # nothing to read: no launch
         return out.zero_(), lse.fill_(-torch.inf)
     if INTERPRETED:
-        _launch_interpreted(module, q, cache, plan, scale, out, lse)
+        _launch_interpreted(launch, q, cache, plan, scale, out, lse)
     elif q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
         with torch.cuda.device(q.device):
-            module.launch(q, cache, plan, scale, out, lse)
+            launch(q, cache, plan, scale, out, lse)
     else:
-        module.launch(q, cache, plan, scale, out, lse)
+        launch(q, cache, plan, scale, out, lse)
     return out, lse
 
 
 @torch.no_grad()
 def _launch_interpreted(
-    module: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
+    launch: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
     """Triton's interpreter keeps global state, and rounds to bfloat16 wrongly: one thread at a time, torch rounds."""
     target = torch.empty_like(out, dtype=torch.float32) if out.dtype == torch.bfloat16 else out
     try:
         with INTERPRETER_LOCK:
-            module.launch(q, cache, plan, scale, target, lse)
+            launch(q, cache, plan, scale, target, lse)
     except Exception as error:
-        error.add_note("`pkv doctor` tests Triton's interpreter, and names versions that do not go together.")
+        if not getattr(error, "__notes__", None):  # else a part is to blame
+            error.add_note("`pkv doctor` tests Triton's interpreter, and names versions that do not go together.")
         raise
     if target is not out:
         out.copy_(target)
@@ -154,6 +175,7 @@ def decode(
     out: torch.Tensor | None = None,
     return_lse: bool = False,
     check: bool = False,
+    parts: Parts | None = None,
     **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of one token per row over a paged KV cache: plan and run in one call.
@@ -161,19 +183,23 @@ def decode(
     q [n_rows, n_q_heads, head_dim]; see run() for scale, out and check, plan() for options. stage None: the best stage
     that needs nothing from the host, so no synchronisation and safe to capture in a CUDA graph (call once before
     capture, so that kernels are compiled). Stages planned on the host use cache.host_lengths, or copy the lengths from
-    the GPU once per call. Returns out, or (out, lse) with return_lse.
+    the GPU once per call. parts: somebody else's tile loop, merge or schedule in the place of ours (see pkv.Parts);
+    stage None is then the best stage that takes them. Returns out, or (out, lse) with return_lse.
     """
     check_arrays(q, cache, out)
     shape = Shape.of(q, cache)
     name = DEFAULT_STAGE if stage is None else stage
+    if parts is not None:
+        name = first_to_take(parts, DEFAULTS_WITH_PARTS, TAKES) if stage is None else stage
+        parts = taken(parts, name, TAKES)
     options = {"gpu": gpu_of(q.device), **checked_options(name, options)} if options else {"gpu": gpu_of(q.device)}
     if options.pop("dynamic", find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda"):
         made = _capacity_plan(cache.n_rows, cache.capacity, shape, name, **options)
     else:
         lengths = cache.host_lengths
-        made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, **options)
+        made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, parts=parts, **options)
         check_plan(q, cache, made, check)
-    result, lse = _run(q, cache, made, scale, out, check)
+    result, lse = _run(q, cache, made, scale, out, check, parts)
     return (result, lse) if return_lse else result
 
 

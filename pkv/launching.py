@@ -8,10 +8,11 @@ import torch
 from pkv._triton import INTERPRETED
 from pkv.cache import PagedKVCache
 from pkv.configs import TileConfig, block_heads, block_of, choose_config
-from pkv.merging import launch_merge
+from pkv.merging import launch_merge, merge_by
+from pkv.parts import Parts
 from pkv.plans import Launch, Plan
 from pkv.shapes import Shape
-from pkv.tile import LOG2_E, CacheArgs, KernelShape, StateArgs, Strided
+from pkv.tile import LOG2_E, CacheArgs, KernelShape, StateArgs, Strided, attend_tokens
 
 COPY_BYTES = 16  # an asynchronous copy (cp.async) moves 16 bytes from a multiple of 16
 
@@ -60,7 +61,8 @@ class KernelArgs:
     """Everything the entry kernels and the merge of one step are launched with.
 
     n_partials: how many partial states there is room for; by default one for each item of a plan that is merged.
-    signature: what Triton's choice of a compiled kernel depends on, besides the kernel and its constants.
+    attend: the tile loop, that of `parts` or ours. signature: what Triton's choice of a compiled kernel depends on,
+    besides the kernel and its constants.
     """
 
     def __init__(
@@ -71,9 +73,12 @@ class KernelArgs:
         scale: float,
         out: torch.Tensor,
         lse: torch.Tensor,
+        parts: Parts | None = None,
         n_partials: int | None = None,
     ) -> None:
-        self.plan, self.device = plan, q.device
+        self.plan, self.device, self.parts = plan, q.device, parts
+        part = None if parts is None else parts.attend_tokens
+        self.attend = attend_tokens if part is None else part
         self.cache, aligned, cache_signature = cache_args(cache)
         self.q = strided(q)
         self.result = StateArgs(strided(out), strided(lse))
@@ -91,15 +96,27 @@ class KernelArgs:
             n_q_heads, head_dim = q.shape[1:]
             partial_out = torch.empty(n_partials, n_q_heads, head_dim, dtype=torch.float32, device=q.device)
             partial_lse = torch.empty(n_partials, n_q_heads, dtype=torch.float32, device=q.device)
+            if INTERPRETED and parts is not None and parts.merge is not None:
+                for tensor in (out, lse, partial_out, partial_lse):  # what is left out shall not look right by chance
+                    tensor.fill_(torch.nan)
             self.partials = StateArgs(strided(partial_out), strided(partial_lse))
         else:
             self.partials = self.result
         alignment = q.data_ptr() % COPY_BYTES, out.data_ptr() % COPY_BYTES
         dtypes = q.dtype, out.dtype, lse.dtype, n_partials > 0
-        self.signature = q.device.index, dtypes, self.q.strides, self.result.out.strides, alignment, cache_signature
+        self.signature = (
+            q.device.index, part, dtypes, self.q.strides, self.result.out.strides, alignment, cache_signature,
+        )  # fmt: skip
 
     def merge(self, step: Launch, row_ids: torch.Tensor | None) -> None:
-        """Launch the plan's merge `step`; row_ids: its rows on the device, None for all in order."""
+        """Launch the plan's merge `step`; row_ids: its rows on the device, None for all in order.
+
+        A merge of somebody else's does all steps at once, when the last of them comes: then all states are there.
+        """
+        if self.parts is not None and self.parts.merge is not None:
+            if step is [launch for launch in self.plan.launches if launch.kernel == "merge"][-1]:
+                merge_by(self.parts.merge, self.partials, self.result, self.partial_offsets)
+            return
         launch_merge(
             self.partials, self.result, self.partial_offsets, row_ids, len(step.rows), step.n_splits, self.shape,
             self.signature,

@@ -9,7 +9,7 @@ The state of no tokens is (anything, -inf): its weight is exp(-inf) = 0 and its 
 whatever memory holds. Ten states of one token each merge to the state of ten tokens, in any order and grouping.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -161,6 +161,16 @@ def launch_merge(
         None if signature is None else (*signature, row_ids is None),
         num_warps=num_warps, **merge_options(shape),
     )  # fmt: skip
+
+
+def merge_by(merge: Callable[..., Any], partials: StateArgs, result: StateArgs, partial_offsets: torch.Tensor) -> None:
+    """Let somebody else's `merge` (see pkv.Parts) merge all rows of the partials into result."""
+    returned = merge(partials.out.ptr, partials.lse.ptr, partial_offsets, result.out.ptr, result.lse.ptr)
+    if returned is not None:
+        raise TypeError(
+            f"parts.merge returned {type(returned).__name__}: it must write out and lse in place (out[row] = ...), and "
+            "return None"
+        )
 
 
 def merge_options(shape: KernelShape) -> dict[str, bool]:

@@ -24,7 +24,7 @@ ORDER = [
     "playing",
     "simulation",
     "tile configs",
-    "arguments",
+    "arguments parts",
     "merging",
     "launching",
     "stages.s*",

@@ -17,7 +17,9 @@ from cases import DEVICE, Case, batch
 
 import pkv
 from pkv import _triton, merging
+from pkv._triton import triton
 from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k
+from pkv.tile import attend_tokens
 
 MODULES = (s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, merging)
 KERNELS = {
@@ -200,6 +202,38 @@ def without(signature, dropped):
     if dropped == ():
         return None
     return tuple(without(part, dropped[1:]) if index == dropped[0] else part for index, part in enumerate(signature))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["told-apart", "not-told-apart"])
+def test_tile_loops_of_others_are_never_taken_for_ours_or_each_other(kernels, known):
+    """pkv.Parts(attend_tokens=...), in every stage that takes it; two of them are versions of one function."""
+    q, cache = batch(Case("three", [70, 0, 300]))
+    versions = [triton.jit(attend_tokens.fn) for _ in range(2)]  # as when a file is read again
+    assert versions[0] is not versions[1]
+    if not known:
+        CUT[0] = lambda signature: (signature[0], None, *signature[2:])
+    stages = [(stage, options) for stage, options in STEPS if options != {"dynamic": True}]
+    plans = [
+        pkv.plan([70, 0, 300], pkv.Shape.of(q, cache), stage, gpu="rtx3060", **options) for stage, options in stages
+    ]
+    calls = [(plan, own) for plan in plans for own in (None, *(pkv.Parts(attend_tokens=one) for one in versions))]
+    random.Random(1).shuffle(calls)
+
+    def launch_them():
+        for plan, own in calls + calls[::-1]:
+            lse = torch.empty(q.shape[:2], device=q.device)
+            pkv.STAGES[plan.stage].launch(q, cache, plan, 1.0, torch.empty_like(q), lse, own)
+
+    if not known:
+        with pytest.raises(AssertionError, match="launched with"):
+            launch_them()
+        return
+    launch_them()
+    for name in ("split_kv_kernel", "row_local_kernel", "workqueue_kernel", "stream_k_kernel"):
+        kernel = kernels[name]
+        attends = [kinds[list(kernel.parameters).index("ATTEND")] for kinds, _ in kernel.made]
+        assert {id(attend) for attend in attends} == {id(attend) for attend in (attend_tokens, *versions)}
+        assert kernel.n_launches >= len(attends), "what was compiled is not found again"
 
 
 def test_every_part_of_a_signature_is_needed(kernels):

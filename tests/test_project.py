@@ -139,7 +139,7 @@ def readme_blocks(language: str) -> list[str]:
 def test_readme_examples_run_one_after_the_other(tmp_path):
     script = tmp_path / "mine.py"
     blocks = readme_blocks("python")
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     script.write_text("".join(blocks))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -749,17 +749,17 @@ def show_range(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.con
     return begins, tl.zeros([SHAPE.BLOCK_H], tl.float32) + end
 
 
-@pytest.mark.skipif(not pkv.INTERPRETED, reason="only interpreted kernels can be given another attend_tokens")
+@pytest.mark.skipif(not pkv.INTERPRETED, reason="tl.zeros([SHAPE.BLOCK_D, ...]) does not compile")
 def test_splits_of_the_longest_row_there_can_be(monkeypatch):
     """Its 2**27 tiles, nearly, times 64 splits exceed 32 bits: the kernel finds the items that were planned."""
-    monkeypatch.setattr(s1_split_kv, "attend_tokens", show_range)
     monkeypatch.setattr("pkv.launching.launch_merge", lambda partials, *rest: seen.append(partials))
     seen = []
     q, cache = batch(Case("short", [5, 5], n_q_heads=1, n_kv_heads=1, head_dim=16))
     lengths = [LONGEST_ROW, 5]
     cache.lengths.copy_(torch.tensor(lengths))
     plan = pkv.plan(lengths, pkv.Shape.of(q, cache), stage="split_kv", splits=64)
-    s1_split_kv.launch(q, cache, plan, 1.0, torch.empty_like(q), torch.empty(2, 1))
+    parts = pkv.Parts(attend_tokens=show_range)
+    s1_split_kv.launch(q, cache, plan, 1.0, torch.empty_like(q), torch.empty(2, 1), parts)
     _, begins, ends = torch.from_numpy(plan.items.copy()).float().T
     assert torch.equal(seen[0].out.ptr[:, 0, 0], begins)
     full = ends > begins  # a program that finds no tokens may hold its end before its begin

@@ -155,8 +155,9 @@ print("out", list(outs.shape), "lse", list(lses.shape))
 for memory in (outs, lses):
     memory.fill_(torch.nan)
 given = args.q, args.cache, args.result, args.partials, args.partial_offsets
+constants = args.attend, args.shape
 grid = (plan.n_programs * toy.n_kv_heads,)
-row_local_kernel[grid](*given, plan.n_items, args.qk_scale, args.shape, **args.options)
+row_local_kernel[grid](*given, plan.n_items, args.qk_scale, *constants, **args.options)
 for (_, begin, end), out, lse in zip(plan.items.tolist(), outs[:, 0, 0], lses[:, 0]):
     words = f"lse ln {lse.exp():.3g}" if begin < end else f"lse {lse:g}"
     print(f"split {begin:>2}:{end:<2}  out {out:<5g}  {words}")

@@ -28,7 +28,7 @@ from pkv.stages.s2_row_local import row_local_kernel
 from pkv.stages.s3_workqueue import warps_of_several, workqueue_kernel
 from pkv.stages.s5_stream_k import stream_k_kernel
 from pkv.stages.s5_stream_k_runs import RULES
-from pkv.tile import CacheArgs, StateArgs, Strided
+from pkv.tile import CacheArgs, StateArgs, Strided, attend_tokens
 
 TRITON_TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32"}
 
@@ -69,9 +69,13 @@ class Compiled:
 
 
 def compile_entry(
-    shape: Shape, config: TileConfig, arch: int, *, aligned: bool = True, kernel: str = "split_kv"
-) -> Compiled:
-    """Compile one of KERNELS for compute capability `arch`, as a launch on contiguous NHD pages would."""
+    shape: Shape, config: TileConfig, arch: int, *, aligned: bool = True, kernel: str = "split_kv",
+    attend: Any = attend_tokens,
+) -> Compiled:  # fmt: skip
+    """Compile one of KERNELS for compute capability `arch`, as a launch on contiguous NHD pages would.
+
+    attend: the tile loop, see pkv.Parts.
+    """
     sizes = kernel_shape(shape, config, aligned, False, arch >= 90)
     element = TRITON_TYPES[shape.dtype]
     unit = "constexpr"
@@ -84,6 +88,7 @@ def compile_entry(
         "partials": StateArgs(Strided("*fp32", ("i32", "i32", unit)), Strided("*fp32", ("i32", unit))),
         **{name: entry or "constexpr" for name, entry in OWN_ARGUMENTS[kernel].items()},
         "qk_scale": "fp32",
+        "ATTEND": "constexpr",
         "SHAPE": "constexpr",
         **({"RULES": "constexpr"} if kernel in RULED else {}),
     }
@@ -104,6 +109,7 @@ def compile_entry(
         visit((index,), entry, name not in unspecialized and (aligned or name != "cache"))
     names = list(signature)
     constants |= {(names.index(name),): None for name, entry in OWN_ARGUMENTS[kernel].items() if entry is None}
+    constants[(names.index("ATTEND"),)] = attend
     constants[(names.index("SHAPE"),)] = sizes
     if kernel in RULED:
         constants[(names.index("RULES"),)] = RULES

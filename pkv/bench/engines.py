@@ -1,9 +1,10 @@
 """The engines that a benchmark compares: every stage of pkv, and what others decode with.
 
 find_engines(["row_local", "workqueue:splits=20,tile=32", "vllm"])    three engines, in this order
+find_engines(["split_kv:mine"], {"mine": parts})                      a stage with somebody else's parts
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pkv.bench.engine import Engine
 from pkv.bench.engines_flashinfer import FLASHINFER
@@ -12,8 +13,9 @@ from pkv.bench.engines_torch import TORCH
 from pkv.bench.engines_triton import TRITON
 from pkv.decoding import checked_options, options_of
 from pkv.decoding import plan as plan_step
+from pkv.parts import Parts, taken
 from pkv.shapes import Shape
-from pkv.stages import STAGES
+from pkv.stages import STAGES, TAKES
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (*PKV, *FLASHINFER, *TRITON, *TORCH)}
 DEFAULT_ENGINES = tuple(name for name in ENGINES if name not in ("reference", "empty"))
@@ -21,9 +23,10 @@ OF_THE_BATCH = ("gpu", "dynamic")  # options of stages that a benchmark sets its
 ANY_SHAPE = Shape(n_q_heads=8, n_kv_heads=2, head_dim=64, page_size=16, dtype="float16")  # type: ignore[arg-type]
 
 
-def find_engines(names: Iterable[str]) -> list[Engine]:
+def find_engines(names: Iterable[str], parts: Mapping[str, Parts] | None = None) -> list[Engine]:
     """The engines of these names: those of ENGINES, and stages with options, NAME:OPTION=VALUE,OPTION=VALUE.
 
+    parts: somebody else's, by the names that stand before the options, NAME:PARTS,OPTION=VALUE.
     ValueError lists the engines there are, or says what is wrong with an option; TypeError for a str in place of names.
 
     >>> [engine.name for engine in find_engines(["vllm", "workqueue:tile=32,splits=20"])]
@@ -31,7 +34,7 @@ def find_engines(names: Iterable[str]) -> list[Engine]:
     """
     if isinstance(names, str):
         raise TypeError(f"engines must be a list of names, got one str: pass [{names!r}]")
-    found = [find_engine(name) for name in names]
+    found = [find_engine(name, parts or {}) for name in names]
     seen: set[str] = set()
     for engine in found:
         if engine.name in seen:
@@ -40,7 +43,7 @@ def find_engines(names: Iterable[str]) -> list[Engine]:
     return found
 
 
-def find_engine(name: str) -> Engine:
+def find_engine(name: str, parts: Mapping[str, Parts]) -> Engine:
     """One engine by its name; see find_engines."""
     if name in ENGINES:
         return ENGINES[name]
@@ -51,7 +54,12 @@ def find_engine(name: str) -> Engine:
         raise ValueError(f"engine {name!r} does not exist; choose of {', '.join(ENGINES)}")
     known = [option for option in options_of(stage) if option not in OF_THE_BATCH]
     options: dict[str, int | str] = {}
-    for word in words.split(","):
+    given, own = words.split(","), None
+    if given[0].strip() in parts:
+        name_of_parts = given.pop(0).strip()
+        own = name_of_parts, parts[name_of_parts]
+        taken(own[1], stage, TAKES)
+    for word in given:
         option, is_given, value = word.strip().partition("=")
         if option not in known or not is_given or not value:
             takes = f"takes {', '.join(f'{option}=VALUE' for option in known)}" if known else "takes no options"
@@ -64,4 +72,4 @@ def find_engine(name: str) -> Engine:
         plan_step([1], ANY_SHAPE, stage=stage, gpu="rtx3060", **checked_options(stage, options))
     except (ValueError, TypeError) as error:
         raise ValueError(f"engine {name!r}: {error}") from None
-    return stage_engine(stage, **options)
+    return stage_engine(stage, own, **options)

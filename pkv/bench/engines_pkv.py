@@ -1,6 +1,7 @@
 """pkv's own engines: every stage, with its own defaults or with options.
 
     workqueue:splits=20,tile=32    is pkv.plan(..., stage="workqueue", splits=20, tile=32)
+    workqueue:mine,splits=20       the same with somebody else's parts, which are called `mine` (engines_parts.py)
 
 Stages planned on the GPU are timed as users call them: `decode`, which has nothing to plan. Of those planned on the
 host, a step's plan is made and copied to the GPU once, and run for every layer.
@@ -17,6 +18,7 @@ from pkv.bench.engine import Batch, Engine, Ready, nothing_to_plan
 from pkv.decoding import decode, options_of, run
 from pkv.decoding import plan as plan_step
 from pkv.gpus import gpu_of
+from pkv.parts import Parts
 from pkv.plans import Plan
 from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.x_flashinfer_rules import unfit
@@ -24,16 +26,20 @@ from pkv.stages.x_flashinfer_rules import unfit
 WHAT = {"flashinfer": "FlashInfer as a stage: fa2, and two small kernels around it"}
 
 
-def stage_engine(stage: str, **options: Any) -> Engine:
-    """The engine of a stage; options as for pkv.plan, their types right (see pkv.decoding.checked_options)."""
+def stage_engine(stage: str, own: tuple[str, Parts] | None = None, **options: Any) -> Engine:
+    """The engine of a stage; options as for pkv.plan, their types right (see pkv.decoding.checked_options).
+
+    own: somebody else's parts to run it with, and what they are called.
+    """
     ordered = {name: options[name] for name in options_of(stage) if name in options}
-    suffix = ",".join(f"{name}={value}" for name, value in ordered.items())
+    suffix = ",".join([*([own[0]] if own else []), *(f"{name}={value}" for name, value in ordered.items())])
+    parts = own[1] if own else None
     return Engine(
         name=f"{stage}:{suffix}" if suffix else stage,
         what=WHAT.get(stage) or (STAGES[stage].__doc__ or "").partition(":")[0],
         family="pkv",
         why_not=functools.partial(why_not, stage, ordered),
-        prepare=functools.partial(prepare, stage, ordered),
+        prepare=functools.partial(prepare, stage, ordered, parts),
     )
 
 
@@ -55,31 +61,31 @@ def why_not(stage: str, options: dict[str, Any], batch: Batch) -> str | None:
     return reason if reason is None or stage == "flashinfer" else f"it chose flashinfer, and {reason}"
 
 
-def prepare(stage: str, options: dict[str, Any], batch: Batch) -> Ready:
+def prepare(stage: str, options: dict[str, Any], parts: Parts | None, batch: Batch) -> Ready:
     """Compile; plan() and run() then do what pkv.decode, or pkv.plan and pkv.run, do."""
     q, cache, out = batch.q, batch.cache, torch.empty_like(batch.q)
-    settings = settings_of(planned(stage, options, batch))
+    settings = settings_of(planned(stage, options, batch, parts))
 
     # a user names no card
     named = options if batch.gpu == gpu_of(q.device) else {"gpu": batch.gpu, **options}
 
     def decode_once(_: None) -> tuple[torch.Tensor, torch.Tensor]:
-        return decode(q, cache, stage=stage, out=out, return_lse=True, **named)  # type: ignore[return-value]
+        return decode(q, cache, stage=stage, out=out, return_lse=True, parts=parts, **named)  # type: ignore[return-value]
 
     if STAGES[stage].PLANNED_ON == "gpu":
         del settings["items"]  # on a GPU it plans for rows of any length
         return Ready(plan=nothing_to_plan, run=decode_once, settings=settings)
     return Ready(
-        plan=lambda: brought(planned(stage, options, batch), batch),
-        run=lambda made: run(q, cache, made, out=out),
+        plan=lambda: brought(planned(stage, options, batch, parts), batch),
+        run=lambda made: run(q, cache, made, out=out, parts=parts),
         settings=settings,
         rounds_weights=settings.get("kernel") == "tensor-core",
     )
 
 
-def planned(stage: str, options: dict[str, Any], batch: Batch) -> Plan:
+def planned(stage: str, options: dict[str, Any], batch: Batch, parts: Parts | None = None) -> Plan:
     """A plan of the step for the batch's GPU."""
-    return plan_step(batch.lengths, batch.shape, stage=stage, gpu=batch.gpu, **options)
+    return plan_step(batch.lengths, batch.shape, stage=stage, parts=parts, gpu=batch.gpu, **options)
 
 
 def brought(made: Plan, batch: Batch) -> Plan:

@@ -1,7 +1,8 @@
 """`pkv bench`: time every stage beside its peers, on loads that are named, and keep what was found as records.
 
 An engine is first checked against fp64; one that is wrong gets no time and no record. Without a GPU the schedules are
-checked and counted, and nothing is timed. Exit code 1 if an engine, or a schedule, was wrong.
+checked and counted, and nothing is timed; with --parts, the engines that run them are checked on small rows in place of
+that. Exit code 1 if an engine, or a schedule, was wrong.
 """
 
 import argparse
@@ -13,20 +14,23 @@ from typing import Any
 
 import torch
 
+from pkv.bench.engine import Engine
 from pkv.bench.engines import DEFAULT_ENGINES, ENGINES, find_engines
+from pkv.bench.engines_parts import LENGTHS, LOADS, beside, check_small, read_parts, runs
 from pkv.bench.live import can_time
 from pkv.bench.loads import GRIDS, Load
 from pkv.bench.measuring import ROUNDS
 from pkv.bench.records import RecordError, Records, Run, Timing
 from pkv.bench.sweep import Sweep, loads_of, resume, sweep
 from pkv.commands import CommandError, arguments
-from pkv.commands.output import Progress, complain, print_json, say
+from pkv.commands.output import Progress, complain, print_json, say, table
 from pkv.commands.schedules import check_schedules
 from pkv.commands.tables import as_table
 from pkv.gpus import gpu_of
 
 HELP = "time every stage and its peers on a grid of loads, each checked against fp64 first"
 GRID = "smoke"
+NO_TIMES = "no GPU: your parts are checked, nothing is timed"
 EPILOG = """\
 grids:
   smoke    6 loads, under a minute once FlashInfer's kernels are built
@@ -41,6 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     parser.add_argument("--grid", choices=list(GRIDS), metavar="NAME", help=f"{', '.join(GRIDS)} (default {GRID})")
     parser.add_argument("--engines", metavar="NAME,NAME", help="only these (default: all but reference and empty)")
+    parser.add_argument(
+        "--parts", type=Path, metavar="FILE",
+        help="also time stages with your own parts: a Python file with parts = pkv.Parts(...)",
+    )  # fmt: skip
     parser.add_argument("--only", metavar="TEXT", help="only loads whose names hold this, as in 'B8 seed'")
     parser.add_argument("--rounds", type=arguments.at_least_1, metavar="N", help=f"times per engine (default {ROUNDS})")
     parser.add_argument(
@@ -57,12 +65,20 @@ def execute(args: argparse.Namespace) -> int:
     given = [f"--{name}" for name in ("grid", "engines", "only", "rounds", "record") if getattr(args, name) is not None]
     if args.resume and given:
         raise CommandError(f"--resume goes on as the sweep began: leave out {', '.join(given)}")
+    if args.parts and (args.record or args.resume):
+        raise CommandError(
+            "records say what was timed, and a file of yours is no part of them: leave out --record and --resume, or "
+            "--parts (with --json, times go to standard output)"
+        )
     grid, only = args.grid or GRID, args.only or ""
     try:
-        engines = find_engines(names_of(args.engines))
+        parts = read_parts(args.parts) if args.parts else {}
+        engines = find_engines(beside(names_of(args.engines), parts), parts)
         loads = loads_of(grid, only)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from None
+    if parts and not can_time():
+        return check_parts([engine for engine in engines if runs(parts, engine.name)], args.json)
     if not can_time():
         if args.record or args.resume:
             raise CommandError("nothing to record: no time is taken without a GPU; leave out --record and --resume")
@@ -79,6 +95,33 @@ def execute(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     except OSError as error:
         raise CommandError(f"cannot write records to {error.filename}: {error.strerror}") from None
+
+
+def check_parts(engines: Sequence[Engine], as_json: bool) -> int:
+    """Engines with somebody else's parts, on small rows in Triton's interpreter; 1 if one is wrong."""
+    checked: list[dict[str, Any]] = []
+    for engine in engines:
+        for load in LOADS:
+            times, wrong = check_small(engine, load, torch.device("cpu"))
+            errors = {} if times is None else {"max_err": times.max_err, "tolerance": times.tolerance}
+            checked.append({"engine": engine.name, "dtype": load.name} | errors | ({"wrong": wrong} if wrong else {}))
+    if as_json:
+        print_json({"timed": False, "why": NO_TIMES, "lengths": LENGTHS, "checked": checked, "record": None})
+    else:
+        rows = [
+            [
+                of["engine"],
+                of["dtype"],
+                *(f"{of[name]:.1e}" if name in of else "-" for name in ("max_err", "tolerance")),
+            ]
+            for of in checked
+        ]
+        about = f"rows of {', '.join(map(str, LENGTHS))} tokens, against fp64"
+        say(f"{NO_TIMES}\n{about}\n\n{table(['engine', 'dtype', 'max error', 'allowed'], rows)}")
+    found = [f"{of['engine']} {of['dtype']}: {of['wrong']}" for of in checked if "wrong" in of]
+    for line in found:
+        complain(line)
+    return 1 if found else 0
 
 
 def names_of(engines: str | None) -> Sequence[str]:

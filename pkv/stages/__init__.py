@@ -13,6 +13,10 @@ and, where its kernel finds its tokens without reading the plan's items,
 
     fault_of_items(plan)            where the items are not those that the kernel will find, or None
 
+and, where somebody else's parts (pkv.Parts) can take the place of ours in it,
+
+    PARTS                           their names; launch() then takes parts= too
+
 Stages differ in who does which tiles; the attention maths (tile.py) and the merge (merging.py) are the same in all.
 """
 
@@ -59,3 +63,4 @@ STAGES: dict[str, Any] = {
     "stream_k": s5_stream_k,
     "flashinfer": x_flashinfer,
 }
+TAKES: dict[str, tuple[str, ...]] = {name: getattr(module, "PARTS", ()) for name, module in STAGES.items()}

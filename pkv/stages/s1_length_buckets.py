@@ -13,9 +13,9 @@ from pkv.configs import plan_for
 from pkv.gpus import GpuProfile
 from pkv.plans import Int32Array, Launch, Plan, offsets_of
 from pkv.shapes import Shape
-from pkv.stages.s1_split_kv import default_splits, fault_of_items, indices_of, launch, launches_of, split_items
+from pkv.stages.s1_split_kv import PARTS, default_splits, fault_of_items, indices_of, launch, launches_of, split_items
 
-__all__ = ["PLANNED_ON", "fault_of_items", "launch", "plan"]
+__all__ = ["PARTS", "PLANNED_ON", "fault_of_items", "launch", "plan"]
 
 PLANNED_ON = "host"
 

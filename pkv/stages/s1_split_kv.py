@@ -20,11 +20,13 @@ from pkv.checks import MOST_SPLITS
 from pkv.configs import even_programs, plan_for
 from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
+from pkv.parts import Parts
 from pkv.plans import Int32Array, Launch, Plan
 from pkv.shapes import Shape
-from pkv.tile import attend_tokens, load_query, store_state
+from pkv.tile import load_query, store_state
 
 PLANNED_ON = "gpu"
+PARTS = ("attend_tokens", "merge")
 MIN_TILES_PER_SPLIT = 2  # a shorter split costs more in its partial state than it saves
 
 
@@ -141,8 +143,9 @@ def launches_of(rows: tuple[int, ...], first_program: int, n_splits: int) -> tup
 
 @triton.jit(do_not_specialize=["n_rows", "n_splits"])
 def split_kv_kernel(
-    q, cache, result, partials, partial_offsets, row_ids, n_rows, n_splits, qk_scale, SHAPE: tl.constexpr
-):
+    q, cache, result, partials, partial_offsets, row_ids, n_rows, n_splits, qk_scale,
+    ATTEND: tl.constexpr, SHAPE: tl.constexpr,
+):  # fmt: skip
     """One program per (row, split, KV head): find my tokens, attend, store a state."""
     # who am I: KV heads run fastest, so neighbouring programs read neighbouring memory
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
@@ -162,7 +165,7 @@ def split_kv_kernel(
     end = tl.minimum(end, length.to(tl.int64)).to(tl.int32)
     # the maths, the same in every stage
     query = load_query(q, row, grid_head, SHAPE)
-    out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
+    out, lse = ATTEND(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
     if n_splits == 1:
         store_state(result, row, grid_head, out, lse, SHAPE, False)
     else:
@@ -184,10 +187,11 @@ def longest_row(lengths, row_ids, n_rows):
 
 
 def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    parts: Parts | None = None,
+) -> None:  # fmt: skip
     """Run the plan's launches in order: decode, then merge where rows are split."""
-    args = KernelArgs(q, cache, plan, scale, out, lse)
+    args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     for step in plan.launches:
         row_ids = plan.rows_tensor(step, q.device)
         if step.kernel == "merge":
@@ -197,6 +201,6 @@ def launch(
         launch_kernel(
             split_kv_kernel, grid,
             (args.q, args.cache, args.result, args.partials, args.partial_offsets, row_ids,
-             len(step.rows), step.n_splits, args.qk_scale),
+             len(step.rows), step.n_splits, args.qk_scale, args.attend),
             (args.shape,), (*args.signature, row_ids is None), **args.options,
         )  # fmt: skip

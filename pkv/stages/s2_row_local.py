@@ -21,12 +21,14 @@ from pkv.checks import MOST_SPLITS
 from pkv.configs import plan_for
 from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
+from pkv.parts import Parts
 from pkv.plans import Int32Array, Plan
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, rectangle
-from pkv.tile import attend_tokens, load_query, store_empty, store_state
+from pkv.tile import load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
+PARTS = ("attend_tokens", "merge")
 # The best on average over 18 batches, on an H200 and on 28 of its SMs (data/results/default_cuts.json). With one fill a
 # row of 64k among 63 short ones takes 5 to 7 times as long.
 OVERSUBSCRIPTION, LEAST_SPLITS = 3, 12
@@ -99,7 +101,9 @@ def fault_of_items(plan: Plan) -> str | None:
 
 
 @triton.jit(do_not_specialize=["n_splits"])
-def row_local_kernel(q, cache, result, partials, partial_offsets, n_splits, qk_scale, SHAPE: tl.constexpr):
+def row_local_kernel(
+    q, cache, result, partials, partial_offsets, n_splits, qk_scale, ATTEND: tl.constexpr, SHAPE: tl.constexpr
+):
     """One program per (row, split, KV head): find my tokens, attend, store a state."""
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
     if SHAPE.EARLY_MERGE:
@@ -117,7 +121,7 @@ def row_local_kernel(q, cache, result, partials, partial_offsets, n_splits, qk_s
         store_empty(partials, tl.load(partial_offsets + row) + split, grid_head, SHAPE, True)
     else:
         query = load_query(q, row, grid_head, SHAPE)
-        out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
+        out, lse = ATTEND(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
         if n_splits == 1:
             store_state(result, row, grid_head, out, lse, SHAPE, False)
         else:
@@ -132,10 +136,11 @@ def first_tile(split, n_splits, n_tiles):
 
 
 def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    parts: Parts | None = None,
+) -> None:  # fmt: skip
     """Run the plan's launches in order: decode, then merge where rows are split."""
-    args = KernelArgs(q, cache, plan, scale, out, lse)
+    args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     for step in plan.launches:
         if step.kernel == "merge":
             args.merge(step, None)
@@ -143,6 +148,7 @@ def launch(
         grid = plan.n_programs * plan.shape.grid_heads
         launch_kernel(
             row_local_kernel, grid,
-            (args.q, args.cache, args.result, args.partials, args.partial_offsets, step.n_splits, args.qk_scale),
+            (args.q, args.cache, args.result, args.partials, args.partial_offsets, step.n_splits, args.qk_scale,
+             args.attend),
             (args.shape,), args.signature, **args.options,
         )  # fmt: skip

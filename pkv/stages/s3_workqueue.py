@@ -23,13 +23,15 @@ from pkv.cache import PagedKVCache
 from pkv.configs import MOST_WARPS, choose_tile, even_programs, plan_for
 from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
+from pkv.parts import Parts
 from pkv.plans import Int32Array, Launch, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
 from pkv.stages.s2_row_local import own_items
-from pkv.tile import attend_tokens, load_query, store_state
+from pkv.tile import load_query, store_state
 
 PLANNED_ON = "host"
+PARTS = ("attend_tokens", "merge", "plan")
 
 
 def plan(
@@ -55,17 +57,25 @@ def plan(
     items = own_items(lengths, row_splits, tile)
     if ordering is None:  # where all start at once, order does not matter, and reading it takes time
         ordering = "as_listed" if len(items) <= n_places else "longest_first"
+    return queue_of(items, row_splits, lengths, shape, tile, profile, resident, ordering, splits or 0)
+
+
+def queue_of(
+    items: Int32Array, row_items: npt.NDArray[np.int64], lengths: Int32Array, shape: Shape, tile: int, gpu: GpuProfile,
+    resident: int, ordering: str, most_items: int = 0,
+) -> Plan:  # fmt: skip
+    """The plan of these items, row_items [n_rows] of each row: a program for each, in two launches."""
     return Plan(
         stage="workqueue",
         shape=shape,
         lengths=lengths,
         items=items,
         program_offsets=np.arange(len(items) + 1, dtype=np.int32),
-        partial_offsets=offsets_of(row_splits),
+        partial_offsets=offsets_of(row_items),
         item_order=find_ordering(ordering)(items),
-        launches=queue_launches(row_splits, len(items), splits or 0),
+        launches=queue_launches(row_items, len(items), most_items),
         tile=tile,
-        gpu=profile,
+        gpu=gpu,
         programs_per_sm=resident,
     )
 
@@ -160,7 +170,7 @@ def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None
 @triton.jit(do_not_specialize=["first_program"])
 def workqueue_kernel(
     q, cache, result, partials, partial_offsets, items, program_offsets, item_order, first_program, qk_scale,
-    SHAPE: tl.constexpr,
+    ATTEND: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
     """One program per (queue entry, KV head): read who I am, attend, store a state."""
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
@@ -169,18 +179,22 @@ def workqueue_kernel(
     grid_head = tl.program_id(0) % GRID_HEADS
     program = first_program + tl.program_id(0) // GRID_HEADS
     if program_offsets is None:  # one item each
-        attend_item(program, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale, SHAPE)
+        attend_item(
+            program, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale, ATTEND, SHAPE
+        )
     else:
         for entry in range(tl.load(program_offsets + program), tl.load(program_offsets + program + 1)):
             attend_item(
-                entry, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale, SHAPE
-            )
+                entry, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale,
+                ATTEND, SHAPE,
+            )  # fmt: skip
 
 
 @triton.jit
 def attend_item(
-    entry, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale, SHAPE: tl.constexpr
-):
+    entry, grid_head, q, cache, result, partials, partial_offsets, items, item_order, qk_scale,
+    ATTEND: tl.constexpr, SHAPE: tl.constexpr,
+):  # fmt: skip
     """Do one entry of the queue. The only item of its row is the result, others are partial states."""
     index = entry
     if item_order is not None:
@@ -190,7 +204,7 @@ def attend_item(
     begin = tl.load(items + 3 * index + 1) // SHAPE.BLOCK_N * SHAPE.BLOCK_N
     end = tl.load(items + 3 * index + 2)
     query = load_query(q, row, grid_head, SHAPE)
-    out, lse = attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
+    out, lse = ATTEND(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
     if tl.load(partial_offsets + row + 1) - tl.load(partial_offsets + row) == 1:
         store_state(result, row, grid_head, out, lse, SHAPE, False)
     else:
@@ -203,10 +217,11 @@ def warps_of_several(num_warps: int, block_h: int) -> int:
 
 
 def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    parts: Parts | None = None,
+) -> None:  # fmt: skip
     """Run the plan's launches in order: decode, then merge where rows are split."""
-    args = KernelArgs(q, cache, plan, scale, out, lse)
+    args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     one_each = plan.n_programs == plan.n_items and bool((np.diff(plan.program_offsets) == 1).all())
     items = plan.tensor("items", q.device)
     program_offsets = None if one_each else plan.tensor("program_offsets", q.device)
@@ -222,6 +237,6 @@ def launch(
         launch_kernel(
             workqueue_kernel, grid,
             (args.q, args.cache, args.result, args.partials, args.partial_offsets, items, program_offsets, item_order,
-             step.begin, args.qk_scale),
+             step.begin, args.qk_scale, args.attend),
             (args.shape,), (*args.signature, (program_offsets is None, item_order is None)), **args.options,
         )  # fmt: skip

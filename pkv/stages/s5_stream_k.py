@@ -28,13 +28,15 @@ from pkv.configs import next_power_of_two, plan_for, reading_programs
 from pkv.gpus import GpuProfile
 from pkv.launching import KernelArgs
 from pkv.merging import merge_items, merge_options
+from pkv.parts import Parts
 from pkv.plans import Int32Array, Launch, Plan, offsets_of
 from pkv.shapes import Shape
 from pkv.stages.s3_workqueue import queue_launches
 from pkv.stages.s5_stream_k_runs import cut_runs, find_item, find_row, find_share, rules_for
-from pkv.tile import attend_tokens, load_query, store_empty, store_state
+from pkv.tile import load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
+PARTS = ("attend_tokens",)  # it merges in a way of its own, by the cuts between runs
 
 
 def plan(
@@ -87,7 +89,7 @@ def fault_of_items(plan: Plan) -> str | None:
 @triton.jit(do_not_specialize=["n_rows", "n_programs"])
 def stream_k_kernel(
     q, cache, result, partials, n_rows, n_programs, qk_scale,
-    SHAPE: tl.constexpr, RULES: tl.constexpr,
+    ATTEND: tl.constexpr, SHAPE: tl.constexpr, RULES: tl.constexpr,
 ):  # fmt: skip
     """One program per (run, KV head): find my run, then do its rows one after another."""
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
@@ -108,7 +110,7 @@ def stream_k_kernel(
                 head = tl.where(before >= 0, grid_head, 0)
                 query = load_query(q, row, head, SHAPE)
                 begin, stop_token = first * SHAPE.BLOCK_N, tl.minimum(end * SHAPE.BLOCK_N, length)
-                out, lse = attend_tokens(query, cache, row, head, begin, stop_token, qk_scale, SHAPE)
+                out, lse = ATTEND(query, cache, row, head, begin, stop_token, qk_scale, SHAPE)
                 if (first == 0) & (end == n_tiles):
                     store_state(result, row, head, out, lse, SHAPE, False)
                 else:  # a run has one row that began before it, and one that ends after it, at most
@@ -188,17 +190,18 @@ def launched_programs(plan: Plan) -> tuple[int, int]:
 
 
 def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    parts: Parts | None = None,
+) -> None:  # fmt: skip
     """Decode all runs, then merge the rows that are cut. Of the plan, only the number of programs is read."""
     n_programs = plan.n_programs
-    args = KernelArgs(q, cache, plan, scale, out, lse, n_partials=2 * n_programs)
+    args = KernelArgs(q, cache, plan, scale, out, lse, parts, n_partials=2 * n_programs)
     sizes = (plan.n_rows, n_programs)
     rules = rules_for(plan.n_rows, cache.capacity, plan.tile)
     n_runs, n_mergers = launched_programs(plan)
     launch_kernel(
         stream_k_kernel, n_runs * plan.shape.grid_heads,
-        (args.q, args.cache, args.result, args.partials, *sizes, args.qk_scale),
+        (args.q, args.cache, args.result, args.partials, *sizes, args.qk_scale, args.attend),
         (args.shape, rules), args.signature, **args.options,
     )  # fmt: skip
     if len(plan.launches) < 2:

@@ -7,6 +7,7 @@ RTX 3060, or for one with another number of SMs.
 import dataclasses
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -74,7 +75,7 @@ def schedule_of(rows: int, longest: int, raggedness: str, splits: int, sms: int,
     """One step of a batch, planned by a stage and played. Stages that choose their own splits ignore `splits`."""
     card = card_with(sms)
     takes_splits = "splits" in inspect.signature(STAGES[stage].plan).parameters
-    options = {"splits": splits} if takes_splits else {}
+    options: dict[str, Any] = {"splits": splits} if takes_splits else {}
     made = plan(lengths_of(rows, longest, raggedness), LLAMA3_8B, stage=stage, gpu=card, **options)
     return [draw_timeline(simulate(made, card))]
 

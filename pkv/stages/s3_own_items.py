@@ -1,0 +1,129 @@
+"""A queue of items that somebody else's function listed (`pkv.Parts(plan=...)`), checked before anything runs.
+
+The function is told the lengths [5, 40] and the shape. For tiles of 16 it may answer [(0, 0, 5), (1, 0, 32),
+(1, 32, 40)], or a Plan of any stage for those lengths, whose items the queue then takes.
+"""
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+
+from pkv.checks import LONGEST_ROW
+from pkv.configs import plan_for
+from pkv.gpus import DEFAULT_TILE, GpuProfile
+from pkv.parts import Cut
+from pkv.planchecks import first_fault
+from pkv.plans import Int32Array, Plan
+from pkv.shapes import Shape
+from pkv.stages.s3_workqueue import queue_of, requeue
+
+MADE_BY = "parts.plan"  # where a plan keeps the function that listed its items
+
+
+def plan_by(
+    cut: Cut,
+    lengths: Int32Array,
+    shape: Shape,
+    *,
+    splits: int | None = None,
+    tile: int | None = None,
+    ordering: str | None = None,
+    gpu: "str | GpuProfile | None" = None,
+) -> Plan:
+    """The plan of the items that `cut` lists; ValueError that names parts.plan, row and token where they are unsound.
+
+    tile: 16 where it is not given, on every card, because `cut` is not told it. ordering: see workqueue; None: as
+    listed, or as the Plan says.
+
+    >>> shape = Shape(4, 2, 64, 4, "float16")
+    >>> cut = lambda lengths, shape: [(0, 0, 5), (1, 0, 32), (1, 32, 40)]
+    >>> plan_by(cut, np.array([5, 40], dtype=np.int32), shape, gpu="rtx3060").partial_offsets.tolist()
+    [0, 1, 3]
+    """
+    if splits is not None:
+        raise ValueError("splits= has no say where parts.plan cuts the rows: leave one of them out")
+    found = cut(lengths.tolist(), shape)
+    if isinstance(found, Plan):
+        made = queue_of_plan(found, lengths, shape, tile, ordering)
+    else:
+        profile, tile, resident = plan_for(gpu, DEFAULT_TILE if tile is None else tile, shape, "workqueue")
+        items = items_array(found, len(lengths))
+        row_items = np.bincount(items[:, 0], minlength=len(lengths))
+        made = queue_of(items, row_items, lengths, shape, tile, profile, resident, ordering or "as_listed")
+    fault = first_fault(made)
+    if fault:
+        raise ValueError(f"parts.plan: {fault}")
+    made._kept[MADE_BY] = cut
+    return made
+
+
+def check_made_by(cut: Cut, plan: Plan) -> None:
+    """ValueError for a plan that is not of plan_by(cut): when it runs, parts.plan has no say any more."""
+    if plan._kept.get(MADE_BY) is not cut:
+        raise ValueError(
+            "plan was not made by parts.plan: make it with pkv.plan(lengths, shape, stage='workqueue', parts=parts), "
+            "or pass parts without a plan"
+        )
+
+
+def queue_of_plan(found: Plan, lengths: Int32Array, shape: Shape, tile: int | None, ordering: str | None) -> Plan:
+    """A plan that parts.plan returned, for the queue's kernel."""
+    if found.shape != shape:
+        raise ValueError(f"parts.plan returned a plan for another shape ({found.shape}), not for {shape}")
+    if not np.array_equal(found.lengths, lengths):
+        where = f"{len(lengths)} rows, there {found.n_rows}"
+        if found.n_rows == len(lengths):
+            row = np.flatnonzero(found.lengths != lengths)[0]
+            where = f"row {row} has {lengths[row]} tokens, there {found.lengths[row]}"
+        raise ValueError(f"parts.plan returned a plan for other lengths: {where}")
+    if tile not in (None, found.tile):
+        raise ValueError(f"parts.plan returned a plan in tiles of {found.tile}, and tile= says {tile}: leave out one")
+    if found.stage == "workqueue" and ordering is None and not found.dynamic:
+        return found
+    fault = first_fault(found)
+    try:
+        if fault:
+            raise ValueError(fault)
+        return requeue(found, ordering=ordering)
+    except ValueError as error:
+        raise ValueError(
+            f"parts.plan returned a plan of stage {found.stage!r} that the queue cannot run: {error}"
+        ) from None
+
+
+def items_array(found: Any, n_rows: int) -> Int32Array:
+    """What parts.plan returned as int32 [n_items, 3]: three whole numbers each, of rows that exist, ordered by row."""
+    if isinstance(found, torch.Tensor):
+        found = found.detach().cpu().numpy()
+    try:
+        entries = list(found)
+    except TypeError:
+        raise TypeError(
+            f"parts.plan returned {type(found).__name__}: it must return items (row, begin, end), or a pkv.Plan"
+        ) from None
+    items = np.empty((len(entries), 3), dtype=np.int64)
+    last_row = 0
+    for index, entry in enumerate(entries):
+        row, begin, end = items[index] = ints_of(index, entry)
+        if not 0 <= row < n_rows:
+            raise ValueError(f"parts.plan: item {index} is of row {row}, tokens {begin}:{end}; rows are 0:{n_rows}")
+        if row < last_row:
+            raise ValueError(
+                f"parts.plan: item {index}, tokens {begin}:{end} of row {row}, comes after one of row {last_row}: "
+                "list the items row by row"
+            )
+        if not 0 <= begin <= end <= LONGEST_ROW:
+            raise ValueError(f"parts.plan: item {index} of row {row} has the tokens {begin}:{end}, which is no range")
+        last_row = row
+    return items.astype(np.int32)
+
+
+def ints_of(index: int, entry: Any) -> tuple[int, int, int]:
+    """One item as three ints; ValueError says which item is none."""
+    try:
+        row, begin, end = (operator.index(value) for value in entry if not isinstance(value, bool))
+    except (TypeError, ValueError):
+        raise ValueError(f"parts.plan: item {index} is {entry!r}, not three ints (row, begin, end)") from None
+    return row, begin, end
