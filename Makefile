@@ -22,8 +22,9 @@ endif
 # Tests run as on a machine without a GPU, so that they prove the same thing everywhere; test-gpu uses the GPU.
 ON_CPU := CUDA_VISIBLE_DEVICES=
 
-# What lint reads of Python. A reader's own files, beside the lessons or in the root, are the reader's.
-SOURCES := pkv tests lessons/src lessons/build.py
+# What lint reads of Python. A reader's own files, beside the lessons or in the root, are the reader's, and so are
+# exercises/; they are made from solutions/, and a test lints them as made.
+SOURCES := pkv tests lessons/src lessons/build.py solutions conftest.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup usable lab demo test lint test-all test-gpu clean

@@ -12,7 +12,7 @@ def pages_needed(length: int, page_size: int) -> int:
 
     By hand, page_size 4: a row of 3 tokens takes 1 page, 4 tokens 1, 5 tokens 2, 10 tokens 3; an empty row takes none.
     """
-    raise NotImplementedError("ex00_1: pages_needed is not written yet (one line)")
+    raise NotImplementedError("ex00_1: pages_needed is not written yet (about 1 line)")
 
 
 def pages_needed_spec(length: int, page_size: int) -> int:
@@ -26,7 +26,7 @@ def last_page_len(length: int, page_size: int) -> int:
     By hand, page_size 4: of 3 tokens 3 lie there, of 4 tokens 4, of 5 tokens 1, of 10 tokens 2. A full last page counts
     as page_size, not as 0: kernels read so many slots of it.
     """
-    raise NotImplementedError("ex00_2: last_page_len is not written yet (one or two lines)")
+    raise NotImplementedError("ex00_2: last_page_len is not written yet (about 2 lines)")
 
 
 def last_page_len_spec(length: int, page_size: int) -> int:
@@ -41,8 +41,8 @@ def gather_row(pages: torch.Tensor, block_table: torch.Tensor, row: int, length:
     [length, n_kv_heads, head_dim]. Entries of the table past the row's pages hold anything, also numbers of pages that
     do not exist, and slots past the row's tokens hold NaN: neither may be read.
 
-    By hand, page_size 4, block_table[1] = [5, 0, 2, -1], length 10: tokens 0-3 are page 5, tokens 4-7 are page 0, tokens
-    8 and 9 are slots 0 and 1 of page 2.
+    By hand, page_size 4, block_table[1] = [5, 0, 2, -1], length 10: tokens 0-3 are page 5, tokens 4-7 are page 0,
+    tokens 8 and 9 are slots 0 and 1 of page 2.
     """
     raise NotImplementedError("ex00_3: gather_row is not written yet (about 4 lines)")
 
@@ -60,9 +60,9 @@ def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
     """ex00_4: attention of one row's query over its tokens, in plain PyTorch. About 8 lines; no loop over tokens.
 
     q [n_q_heads, head_dim]; k, v [length, n_kv_heads, head_dim]. Returns out [n_q_heads, head_dim] and
-    lse [n_q_heads]: score[t] = scale * (q . k[t]); out is the mean of v[t] weighted by exp(score[t]); lse = ln of the sum
-    of exp(score[t]). Query head i reads KV head i // G, where G = n_q_heads // n_kv_heads. Scores may be as large as a
-    few hundred: exp of them is infinite, and yet the result is not. No tokens: out 0, lse -inf.
+    lse [n_q_heads]: score[t] = scale * (q . k[t]); out is the mean of v[t] weighted by exp(score[t]); lse is ln of the
+    sum of exp(score[t]). Query head i reads KV head i // G, where G = n_q_heads // n_kv_heads. Scores may be as large
+    as a few hundred: exp of them is infinite, and yet the result is not. No tokens: out 0, lse -inf.
 
     By hand: q = 0 and v[t] = t, 3 tokens. All scores are 0, so out = (0 + 1 + 2) / 3 = 1 and lse = ln 3.
     """
@@ -85,11 +85,11 @@ def attend_row_spec(
 def flop_per_byte(n_q_heads: int, n_kv_heads: int, head_dim: int, bytes_per_number: int) -> float:
     """ex00_5: the arithmetic intensity of decode attention: flop for each byte of K and V that is read. About 3 lines.
 
-    Per token and query head, q . k takes head_dim multiplies and as many adds, and weight * v the same again. K and V of
-    every KV head are read once, for all query heads that share it.
+    Per token and query head, q . k takes head_dim multiplies and as many adds, and weight * v the same again. K and V
+    of every KV head are read once, for all query heads that share it.
 
-    By hand: 4 query heads, 2 KV heads, head_dim 8, fp16 (2 bytes): 4 * 8 * 4 = 128 flop, 2 * 2 * 8 * 2 = 64 bytes a token,
-    so 2 flop per byte.
+    By hand: 4 query heads, 2 KV heads, head_dim 8, fp16 (2 bytes): 4 * 8 * 4 = 128 flop and 2 * 2 * 8 * 2 = 64 bytes a
+    token, so 2 flop per byte.
     """
     raise NotImplementedError("ex00_5: flop_per_byte is not written yet (about 3 lines)")
 

@@ -4,10 +4,12 @@
     python lessons/build.py 00_paged_kv_cache    # one
 
 Runs on the CPU, whatever the machine has, so that the outputs are the same everywhere. Cell ids stay as they were.
+check() finds exercises that nobody has solved, in a folder that is thrown away: a lesson reads none of the builder's own.
 """
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import jupytext
@@ -16,6 +18,10 @@ from jupytext.combine import combine_inputs_with_outputs
 from nbclient import NotebookClient
 
 LESSONS = Path(__file__).resolve().parent
+sys.path.insert(0, str(LESSONS.parent))  # this clone's pkv, as in the kernel
+
+from pkv.course.home import unsolved
+
 CELL_SECONDS = 120
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
@@ -39,18 +45,25 @@ def notebook_of(name: str) -> nbformat.NotebookNode:
     return notebook
 
 
-def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookNode:
-    """Run it in a fresh kernel without a GPU, whose working folder is `folder`, and drop what is not for keeping."""
+def execute(
+    notebook: nbformat.NotebookNode, folder: Path, exercises: dict[str, str] | None = None
+) -> nbformat.NotebookNode:
+    """Run it in a fresh kernel without a GPU, whose working folder is `folder`, and drop what is not for keeping.
+
+    exercises: {file name: text} of what check() reads; None: as the course brings them.
+    """
     before = dict(os.environ)
-    os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(LESSONS.parent)})
     try:
-        NotebookClient(
-            notebook,
-            kernel_name="python3",
-            timeout=CELL_SECONDS,
-            resources={"metadata": {"path": str(folder)}},
-            extra_arguments=["--log-level=ERROR"],  # not its warning that the kernel's sockets are not encrypted
-        ).execute()
+        with tempfile.TemporaryDirectory(prefix="pkv-home-") as home:
+            write_exercises(Path(home), unsolved() if exercises is None else exercises)
+            os.environ.update({"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(LESSONS.parent), "PKV_HOME": home})
+            NotebookClient(
+                notebook,
+                kernel_name="python3",
+                timeout=CELL_SECONDS,
+                resources={"metadata": {"path": str(folder)}},
+                extra_arguments=["--log-level=ERROR"],  # not its warning that the kernel's sockets are not encrypted
+            ).execute()
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -61,6 +74,13 @@ def execute(notebook: nbformat.NotebookNode, folder: Path) -> nbformat.NotebookN
             # a slider without its kernel shows an error; its picture is an output of its own
             cell.outputs = join_streams([out for out in cell.outputs if WIDGET not in out.get("data", {})])
     return notebook
+
+
+def write_exercises(home: Path, exercises: dict[str, str]) -> None:
+    """A learner's folder with these exercises."""
+    (home / "exercises").mkdir()
+    for name, text in exercises.items():
+        (home / "exercises" / name).write_text(text, encoding="utf-8")
 
 
 def join_streams(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:

@@ -1,7 +1,7 @@
 """The command `pkv` (= `python -m pkv`): which commands there are, and how each one ends.
 
-Exit codes: 0 done, 1 a check failed (`demo`: a stage is wrong; `doctor`: kernels do not run), 2 bad input, or
-stdout cannot be written.
+Exit codes: 0 done, 1 a check failed (`demo`: a stage is wrong; `doctor`: kernels do not run; `check`: an answer is not
+correct, or not there), 2 bad input, or what is to be written cannot be.
 """
 
 import argparse
@@ -12,7 +12,25 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from pkv.commands import CommandError, bench, calibrate, compare, demo, doctor, explain, lab, plan, plot, simulate
+from pkv.commands import (
+    CommandError,
+    bench,
+    calibrate,
+    check,
+    compare,
+    demo,
+    doctor,
+    explain,
+    grade,
+    hint,
+    lab,
+    plan,
+    plot,
+    progress,
+    reset,
+    simulate,
+    start,
+)
 from pkv.commands.output import CLOSED, complain, drop_stdout, say
 
 COMMANDS = {
@@ -25,7 +43,13 @@ COMMANDS = {
     "calibrate": calibrate,
     "compare": compare,
     "plot": plot,
+    "start": start,
     "lab": lab,
+    "check": check,
+    "hint": hint,
+    "progress": progress,
+    "reset": reset,
+    "grade": grade,
 }
 SIGNAL_EXIT = 128  # the shell's exit code for a program that a signal ended is this plus the signal
 SIGINT, SIGPIPE = 2, 13

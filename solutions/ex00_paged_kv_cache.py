@@ -41,8 +41,8 @@ def gather_row(pages: torch.Tensor, block_table: torch.Tensor, row: int, length:
     [length, n_kv_heads, head_dim]. Entries of the table past the row's pages hold anything, also numbers of pages that
     do not exist, and slots past the row's tokens hold NaN: neither may be read.
 
-    By hand, page_size 4, block_table[1] = [5, 0, 2, -1], length 10: tokens 0-3 are page 5, tokens 4-7 are page 0, tokens
-    8 and 9 are slots 0 and 1 of page 2.
+    By hand, page_size 4, block_table[1] = [5, 0, 2, -1], length 10: tokens 0-3 are page 5, tokens 4-7 are page 0,
+    tokens 8 and 9 are slots 0 and 1 of page 2.
     """
     page_size = pages.shape[1]
     n_pages = -(-length // page_size)
@@ -64,8 +64,8 @@ def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
 
     q [n_q_heads, head_dim]; k, v [length, n_kv_heads, head_dim]. Returns out [n_q_heads, head_dim] and
     lse [n_q_heads]: score[t] = scale * (q . k[t]); out is the mean of v[t] weighted by exp(score[t]); lse is ln of the
-    sum of exp(score[t]). Query head i reads KV head i // G, where G = n_q_heads // n_kv_heads. Scores may be as large as
-    a few hundred: exp of them is infinite, and yet the result is not. No tokens: out 0, lse -inf.
+    sum of exp(score[t]). Query head i reads KV head i // G, where G = n_q_heads // n_kv_heads. Scores may be as large
+    as a few hundred: exp of them is infinite, and yet the result is not. No tokens: out 0, lse -inf.
 
     By hand: q = 0 and v[t] = t, 3 tokens. All scores are 0, so out = (0 + 1 + 2) / 3 = 1 and lse = ln 3.
     """

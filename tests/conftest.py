@@ -20,14 +20,13 @@ import pkv
 from pkv import gpus
 from pkv.stages import x_flashinfer
 
-pytest_plugins = ["pkv.course.grading"]  # --impl, --seed, --points-json: what grades exercises
-
 ROOT = Path(__file__).resolve().parents[1]
 # No test reads or writes what this user has measured: profiles of their own would change plans. Set before test modules
 # are imported, and handed on to the processes that they start.
 os.environ["PKV_CACHE"] = tempfile.mkdtemp(prefix="pkv-cache-")
 atexit.register(shutil.rmtree, os.environ["PKV_CACHE"], ignore_errors=True)
 TABLES = "table for the summary"  # record_property(TABLES, text) prints text at the end of the run
+TABLE_ROW = "row for a table of the summary"  # record_property(TABLE_ROW, (title, row, {column: number})) adds to one
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,17 +53,34 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for group in terminalreporter.stats.values() for report in group]
-    tables = [
-        text
-        for report in reports
-        if getattr(report, "when", "") == "call"
-        for name, text in report.user_properties
-        if name == TABLES
-    ]
+    called = [report for report in reports if getattr(report, "when", "") == "call"]
+    properties = [entry for report in called for entry in report.user_properties]
+    for title, lines in tables_of_rows([row for name, row in properties if name == TABLE_ROW]).items():
+        terminalreporter.section(title)
+        for line in lines:
+            terminalreporter.write_line(line)
+    tables = [text for name, text in properties if name == TABLES]
     if tables and terminalreporter.verbosity > 0:
         terminalreporter.section("what the compiler makes of the usual tiles, for each card (no GPU was used)")
         for text in tables:
             terminalreporter.write_line(text)
+
+
+def tables_of_rows(rows: list[tuple[str, str, dict[str, int]]]) -> dict[str, list[str]]:
+    """Rows of one name added up, in a table for each title, with a sum at its end."""
+    tables: dict[str, dict[str, dict[str, int]]] = {}
+    for title, name, numbers in rows:
+        for row in (name, "sum"):
+            sums = tables.setdefault(title, {}).setdefault(row, dict.fromkeys(numbers, 0))
+            for column, number in numbers.items():
+                sums[column] += number
+    lines: dict[str, list[str]] = {}
+    for title, table in tables.items():
+        table["sum"] = table.pop("sum")  # last
+        columns = list(table["sum"])
+        lines[title] = ["".join(f"{word:>12}" for word in ["", *columns])]
+        lines[title] += ["".join(f"{word:>12}" for word in [name, *sums.values()]) for name, sums in table.items()]
+    return lines
 
 
 @pytest.fixture

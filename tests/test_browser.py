@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from lessonfiles import judged_text
 
+from pkv.course.home import unsolved
+
 ROOT = Path(__file__).resolve().parents[1]
 CHROMIUM = os.environ.get("PKV_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 
@@ -35,10 +37,13 @@ def lab(tmp_path_factory):
 
 
 def prepare(home: Path) -> None:
-    """A copy of the lessons, and settings that ask nothing."""
+    """A copy of the lessons, exercises that nobody has solved, and settings that ask nothing."""
     shutil.copytree(ROOT / "lessons", home / "lessons")
     for source in (ROOT / "lessons" / "src").glob("[0-9]*.py"):
         (home / "lessons" / f"{source.stem}.ipynb").write_text(judged_text(ROOT, source.stem), encoding="utf-8")
+    (home / "exercises").mkdir()
+    for name, text in unsolved().items():
+        (home / "exercises" / name).write_text(text, encoding="utf-8")
     quiet = home / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
     quiet.parent.mkdir(parents=True)
     quiet.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}))
@@ -53,6 +58,7 @@ def serve(home: Path) -> Iterator[str]:
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": str(ROOT),
+        "PKV_HOME": str(home),
         "JUPYTER_CONFIG_DIR": f"{home}/config",
         "JUPYTER_DATA_DIR": f"{home}/data",
         "JUPYTERLAB_SETTINGS_DIR": f"{home}/settings",

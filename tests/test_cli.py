@@ -140,6 +140,16 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ("demo --seed 9223372036854775808", ["--seed", "0 .. 2**63 - 1"]),
         ("demo --shape gpt", ["--shape", "'gpt'", "llama3-8b"]),
         ("demo --seed x", ["--seed", "'x'"]),
+        ("check ex77", ["task 'ex77' does not exist", "choose one of ex00_1"]),
+        ("check --seed x", ["--seed", "'x'"]),
+        ("check --sed 5", ["--sed: did you mean --seed?", "pkv check --help"]),
+        ("hint", ["required: ID", "pkv hint --help"]),
+        ("hint ex00_1 ex00_2", ["ex00_2"]),
+        ("progress ex00", ["unexpected 'ex00'"]),
+        ("reset", ["required: EXERCISE"]),
+        ("reset ex77", ["exercise 'ex77' does not exist: choose one of ex00"]),
+        ("start", ["required: DIR"]),
+        ("start .", ["holds lessons and exercises already: name another folder"]),
         ("frobnicate", ["'frobnicate'", "doctor"]),
     ],
 )
@@ -208,7 +218,7 @@ def test_version_and_help(capsys):
     assert capsys.readouterr().out == f"pkv {pkv.__version__}\n"
     assert main([]) == 0
     out = capsys.readouterr().out
-    assert all(f"\n    {name} " in out for name in ("doctor", "demo", "plan", "simulate", "explain", "lab"))
+    assert all(re.search(rf"^    {name}\b", out, re.MULTILINE) for name in COMMANDS)
     for name in COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             main([name, "--help"])
@@ -216,14 +226,16 @@ def test_version_and_help(capsys):
         assert max(map(len, out.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("command", ["demo", "plan", "simulate", "explain"])
+@pytest.mark.parametrize(
+    "command", ["demo", "plan", "simulate", "explain", "check", "hint", "progress", "reset", "start"]
+)
 def test_help_names_every_default(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([command, "--help"])
     out = " ".join(capsys.readouterr().out.split())
     listed = re.split(r" (?=--?[a-z])", out.partition("options:")[2])[1:]
     silent = [text for text in listed if "default" not in text and not text.startswith(("-h", "--help", "--json"))]
-    required = [] if command == "demo" else ["--lengths", "--trace"]
+    required = ["--lengths", "--trace"] if command in ("plan", "simulate", "explain") else []
     assert [text.split()[0] for text in silent] == required, "one of them is"
     if command == "demo":
         assert all(",".join(map(str, lengths)) in out for lengths in demo.LENGTHS.values())
@@ -640,13 +652,15 @@ def test_json_has_neither_nan_nor_infinity(capsys):
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """A folder with lesson 00, as the clone that pkv is imported from; what `lab` would become is kept."""
+    """A folder with lesson 00, as the clone that pkv is imported from, and no exercises: nobody works in one."""
     lesson = tmp_path / lab.FIRST_LESSON
     lesson.parent.mkdir()
     lesson.touch()
+    (tmp_path / "pyproject.toml").touch()
     monkeypatch.setattr(lab, "CLONE", tmp_path)
     monkeypatch.setattr(lab, "find_spec", lambda name: name)  # installed
     monkeypatch.setattr(lab, "is_root", lambda: False)
+    monkeypatch.setattr(lab, "learners", list)
     return tmp_path
 
 
@@ -704,8 +718,10 @@ def test_lab_takes_the_current_folder_where_the_package_has_no_lessons(clone, ex
 
 def test_lab_without_lessons_says_where_it_looked(monkeypatch, tmp_path, capsys, executed):
     monkeypatch.setattr(lab, "CLONE", tmp_path)
+    monkeypatch.setattr(lab, "learners", list)
     monkeypatch.chdir(tmp_path)
-    assert "in a clone" in error_of(capsys, "lab")
+    error = error_of(capsys, "lab")
+    assert f"beside the package or in {tmp_path}: `pkv start DIR`" in error
     assert executed == []
 
 
@@ -714,6 +730,9 @@ def test_lab_without_jupyterlab_says_what_to_install(clone, monkeypatch, capsys,
     error = error_of(capsys, "lab")
     assert f"{sys.executable} -m pip install -e '{clone}[lessons]'" in error
     assert "without PY=" in error
+    (clone / "pyproject.toml").unlink()  # an installed pkv
+    error = error_of(capsys, "lab")
+    assert error.endswith(f"install it: {sys.executable} -m pip install jupyterlab ipywidgets matplotlib\n")
     assert executed == []
 
 

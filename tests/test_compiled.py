@@ -12,7 +12,6 @@ import json
 import pytest
 import torch
 from cases import Case, batch
-from conftest import TABLES
 
 import pkv
 from pkv._triton import triton
@@ -31,6 +30,7 @@ from pkv.configs import (
 )
 from pkv.gpus import ARCH_LIMITS, GpuProfile
 from pkv.launching import KernelArgs, is_aligned
+from tests.conftest import TABLES
 
 ARCHITECTURES = (80, 86, 89, 90, 120)
 KERNELS_OF_PLANNING = ("split_kv", "row_local", "workqueue", "stream_k")

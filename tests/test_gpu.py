@@ -13,13 +13,13 @@ import sys
 import pytest
 import torch
 from cases import DEVICE, DTYPES, Case, batch, decode, options_of, stages
-from conftest import ROOT
 
 import pkv
 from pkv import _triton, merging
 from pkv.accuracy import Yardstick
 from pkv.bench.traces import TRACES, make_trace, steps_of
 from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s4_adaptive, s5_stream_k, x_flashinfer
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.gpu
 

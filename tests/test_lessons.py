@@ -24,6 +24,7 @@ pytest.importorskip("nbclient", reason="the test extra brings nbclient")
 
 ROOT = Path(__file__).resolve().parents[1]
 LARGEST = 600_000  # bytes
+SOLVED = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "solutions").glob("ex*.py")}
 
 
 def load_build():
@@ -184,6 +185,33 @@ def test_the_answer_of_lesson_05_is_right():
         n_cut[n_programs] = int((row_items > 1).sum())
     assert [n for n, cut in n_cut.items() if cut == 0] == [1, 2, 4, 8]
     assert {cut for n, cut in n_cut.items() if n > 8} == {8}
+
+
+@per_lesson
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_lesson_runs_with_its_exercises_solved(name, built, tmp_path_factory):
+    fresh = build.execute(built(name), tmp_path_factory.mktemp("run"), SOLVED)  # raises where a cell does
+    for cell in code_cells(fresh):
+        for task_id in re.findall(r'^check\("(\w+)"\)', cell.source, re.MULTILINE):
+            said = "".join(text for name, text in in_words(cell) if name == "stdout")
+            assert f"{task_id} " in said
+            assert len(re.findall(r"^  correct\b", said, re.MULTILINE)) == cell.source.count("check("), said
+
+
+@pytest.mark.parametrize(("exercises", "said"), [(None, "not started"), ("solved", "correct")])
+def test_check_in_a_lesson_reads_no_file_of_the_builder_and_notes_nothing(exercises, said, tmp_path, monkeypatch):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    build.write_exercises(mine, {name: "1 / 0\n" for name in SOLVED})
+    monkeypatch.setenv("PKV_HOME", str(mine))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    cell = nbformat.v4.new_code_cell('from pkv.course import check\n\ncheck("ex00_1")')
+    fresh = build.execute(nbformat.v4.new_notebook(cells=[cell]), folder, SOLVED if exercises else None)
+    assert said in str(in_words(fresh.cells[0]))
+    assert os.environ["PKV_HOME"] == str(mine)
+    assert [path.name for path in (*mine.iterdir(), *folder.iterdir())] == ["exercises"]
 
 
 def test_a_rebuilt_notebook_keeps_its_ids(lesson, built):

@@ -1,31 +1,87 @@
-"""Every plausible wrong answer fails, and its mistake is named."""
+"""Every plausible wrong answer fails, and its mistake is named.
+
+`make test` asks a slice, a quarter of each task's; `make test-all` asks all of them, and ends with a table of them.
+"""
 
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from pkv.course.checking import as_text, report_apart
+from pkv.course.judging import SHORTCUT
 from pkv.course.tasks import all_tasks, find_task
+from tests.conftest import TABLE_ROW
 
 sys.path.append(str(Path(__file__).parent / "mutants"))
 from mutants import all_mutants
 
 MUTANTS = all_mutants()
 TASKS = all_tasks()
-LEAST_PER_TASK = 4
+LEAST_PER_TASK, LEAST = 4, 100
+SLICE = 4
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
-def test_a_wrong_answer_fails_and_its_mistake_is_named(mutant, tmp_path):
+def slice_of(mutants):
+    """One in four of each task's, the first one always."""
+    seen = Counter()
+    chosen = []
+    for mutant in mutants:
+        if seen[mutant.task] % SLICE == 0:
+            chosen.append(mutant)
+        seen[mutant.task] += 1
+    return chosen
+
+
+def judged(mutant, folder):
+    """The report of a mutant, asked in a fork of the preloaded process."""
     name, text = mutant.source()
-    (tmp_path / name).write_text(text, encoding="utf-8")
-    report = report_apart(find_task(mutant.task), tmp_path, seed=1)
+    (folder / name).write_text(text, encoding="utf-8")
+    return report_apart(find_task(mutant.task), folder, seed=1)
+
+
+def assert_it_is_found(mutant, report):
     assert not report.is_correct, "it passes"
     assert report.diagnosis == mutant.diagnosis, as_text(report)
+
+
+@pytest.mark.parametrize("mutant", slice_of(MUTANTS), ids=lambda mutant: mutant.id)
+def test_a_wrong_answer_fails_and_its_mistake_is_named(mutant, tmp_path):
+    assert_it_is_found(mutant, judged(mutant, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_every_wrong_answer_fails_and_its_mistake_is_named(mutant, tmp_path, record_property):
+    report = judged(mutant, tmp_path)
+    row = {"mutants": 1, "killed": not report.is_correct, "diagnosed": report.diagnosis == mutant.diagnosis}
+    row["named"] = mutant.diagnosis is not None
+    record_property(TABLE_ROW, ("wrong answers to the exercises", mutant.task, row))
+    assert_it_is_found(mutant, report)
 
 
 def test_each_task_has_its_mutants():
     counts = {task.id: sum(mutant.task == task.id for mutant in MUTANTS) for task in TASKS}
     assert {task_id: n for task_id, n in counts.items() if n < LEAST_PER_TASK} == {}
+    assert {mutant.task for mutant in MUTANTS} == {*counts}
     assert len({mutant.id for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_there_are_a_hundred_and_most_kinds_have_names():
+    assert len(MUTANTS) >= LEAST
+    assert sum(mutant.diagnosis is not None for mutant in MUTANTS) >= 0.9 * len(MUTANTS)
+
+
+def test_each_mutant_is_another_text_and_names_a_mistake_that_there_is():
+    texts = {}
+    for mutant in MUTANTS:
+        known = {mistake.name for mistake in find_task(mutant.task).mistakes} | {SHORTCUT, None}
+        assert mutant.diagnosis in known, mutant.id
+        texts.setdefault(mutant.source(), []).append(mutant.id)
+    assert [ids for ids in texts.values() if len(ids) > 1] == []
+
+
+def test_the_slice_has_some_of_each_task():
+    assert {mutant.task for mutant in slice_of(MUTANTS)} == {mutant.task for mutant in MUTANTS}
+    assert len(slice_of(MUTANTS)) <= len(MUTANTS) / SLICE + len(TASKS)

@@ -1,10 +1,12 @@
 """The project's own files agree with one another, and its wheel works outside the clone."""
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -12,17 +14,18 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from conftest import TABLES, pytest_terminal_summary
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import pkv
+from tests.conftest import TABLES, pytest_terminal_summary
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA_EXTRAS = ["lessons", "gpu", "test"]
+MATERIAL = "pkv/course/material"  # in a wheel
 
 
 def by_name(lines: list[str]) -> dict[str, Requirement]:
@@ -160,7 +163,7 @@ def test_the_readme_names_every_stage_in_order():
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
 def test_prose_writes_commands_as_they_can_be_typed(name):
     """make puts pkv into .venv/bin, which is on no PATH."""
-    words = "--help|--version|doctor|demo|plan|simulate|explain|lab"
+    words = "--help|--version|doctor|demo|plan|simulate|explain|lab|check|hint|progress|start|reset"
     assert not re.findall(rf"(?<![\w/.-])pkv (?:{words})\S*", (ROOT / name).read_text())
 
 
@@ -169,8 +172,9 @@ def test_lint_reads_all_python_of_the_project_and_none_of_a_reader():
     of_ruff = [line.split(" --check ")[-1].split(" check ")[-1] for line in printed.splitlines() if " ruff " in line]
     assert len(of_ruff) == 2
     for words in of_ruff:
-        assert set(words.split()) == {"pkv", "tests", "lessons/src", "lessons/build.py"}
-    outside = [path for path in [*ROOT.glob("*.py"), *(ROOT / "docs").rglob("*.py")] if is_tracked(path)]
+        assert set(words.split()) == {"pkv", "tests", "lessons/src", "lessons/build.py", "solutions", "conftest.py"}
+    elsewhere = [*ROOT.glob("[!c]*.py"), *(ROOT / "docs").rglob("*.py")]
+    outside = [path for path in elsewhere if is_tracked(path)]
     assert not outside, "lint does not read it"
 
 
@@ -239,38 +243,75 @@ def test_readme_map_is_the_tree():
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def dist(tmp_path_factory) -> Path:
+    """A folder with the sdist, and the wheel made from that."""
     pytest.importorskip("build", reason="the dev extra builds the wheel")
     # From a copy, so that building leaves nothing in the clone.
     source = tmp_path_factory.mktemp("source") / "pkv"
-    keep_out = shutil.ignore_patterns(".git", ".venv", ".gpu", ".whl", ".scratch", "__pycache__", ".*_cache", "*.ipynb")
+    keep_out = shutil.ignore_patterns(".git", ".venv", ".gpu", ".whl", ".scratch", "__pycache__", ".*_cache")
     shutil.copytree(ROOT, source, ignore=keep_out)
+    for name in ("lessons/Untitled.ipynb", "solutions/notes.txt", "exercises/mine.py"):  # a reader's own
+        (source / name).touch()
     target = tmp_path_factory.mktemp("dist")
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", target, source],
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", target, source],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = target.glob("*.whl")
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(dist) -> Path:
+    (path,) = dist.glob("*.whl")
     return path
+
+
+def test_sdist_and_container_hold_what_learners_need(dist):
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        inside = {name.partition("/")[2] for name in archive.getnames()}
+    needed = [path for part in ("exercises", "solutions") for path in (ROOT / part).glob("ex*.py")]
+    needed += (ROOT / "lessons").glob("[0-9]*.ipynb")
+    assert not [path for path in needed if path.relative_to(ROOT).as_posix() not in inside]
+    assert "COPY --chown=learner . ." in (ROOT / "Dockerfile").read_text()
+    assert not {"exercises", "solutions", "lessons", "*"} & set((ROOT / ".dockerignore").read_text().split())
 
 
 def test_wheel_holds_the_package_and_its_data_only(wheel):
     files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     tree = [path for path in (ROOT / "pkv").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
-    assert files == {path.relative_to(ROOT).as_posix() for path in tree}
+    brought = {f"{MATERIAL}/lessons/{path.stem}.ipynb" for path in (ROOT / "lessons" / "src").glob("[0-9]*.py")}
+    brought |= {f"{MATERIAL}/solutions/{path.name}" for path in (ROOT / "solutions").glob("ex*.py")}
+    assert files == {path.relative_to(ROOT).as_posix() for path in tree} | brought
     assert "pkv/py.typed" in files
     assert [name for name in files if name.startswith("pkv/data/") and name.endswith(".json")]
     inside = {name.rsplit("/", 1)[-1] for name in zipfile.ZipFile(wheel).namelist()}
     assert {"LICENSE", "NOTICE"} <= inside
 
 
-def test_wheel_works_outside_the_clone(wheel, tmp_path):
-    target = tmp_path / "site"
+@pytest.fixture(scope="module")
+def site(wheel, tmp_path_factory) -> Path:
+    """A folder with what the wheel installs."""
+    target = tmp_path_factory.mktemp("site")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
     subprocess.run(pip, check=True, timeout=120)
+    return target
+
+
+def run_installed(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Python in a folder, with the installed pkv and not the clone's."""
+    # -P leaves the working folder off the path; the clone's editable install must not answer either.
+    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PKV_HOME")}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(site), "PYTHONUTF8": "1"}
+    return subprocess.run(
+        [sys.executable, "-P", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_wheel_works_outside_the_clone(site, tmp_path):
     script = """
 import sys
 from importlib import metadata, resources
@@ -286,21 +327,47 @@ cache = pkv.PagedKVCache.from_dense(k, v, [20], page_size=16)
 for stage in ("reference", "split_kv"):
     print(stage, pkv.decode(torch.zeros(1, 2, 16), cache, stage=stage)[0, 0, 0].item())
 """
-    # -P leaves the working folder off the path; the clone's editable install must not answer either.
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(target)}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", script, str(target)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = run_installed(site, tmp_path, "-c", script, str(site))
     assert done.returncode == 0, done.stderr
     values = dict(line.split() for line in done.stdout.splitlines())
     assert float(values["reference"]) == pytest.approx(9.5, abs=1e-5)
     assert float(values["split_kv"]) == pytest.approx(9.5, abs=1e-5)
+
+
+def test_a_learner_works_without_the_clone(site, tmp_path):
+    """From the wheel: start, check, hint, reset; solutions are there, and the learner's folder holds none."""
+    folder = tmp_path / "mine"
+    done = run_installed(site, tmp_path, "-m", "pkv", "start", "mine", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["folder"] == str(folder)
+    name = "ex00_paged_kv_cache.py"
+    assert not [path for path in folder.rglob("*") if "solutions" in path.parts]
+    script = f"""
+import shutil
+from pathlib import Path
+from pkv import cli
+from pkv.course import check, hint
+from pkv.course.home import learners_folder, material, unsolved
+
+assert learners_folder() == Path({str(folder)!r})
+assert material("solutions").is_relative_to({str(site)!r})
+assert Path("../exercises/{name}").read_text() == unsolved()["{name}"]
+check("ex00_1")
+for _ in range(4):
+    hint("ex00_1")
+shutil.copy(material("solutions") / "{name}", "../exercises")
+assert cli.main(["check", "ex00"]) == 0
+assert cli.main(["reset", "ex00"]) == 0
+"""
+    done = run_installed(site, folder / "lessons", "-c", script)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout
+    for words in ("ex00_1: not started", "hint 1 of 3", "5 of 5 correct", f"kept in {name}.1"):
+        assert words in said, words
+    assert f"A solution is pages_needed in {site / MATERIAL / 'solutions' / name}" in said
+    done = run_installed(site, tmp_path, "-m", "pkv", "progress")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"no exercises in {tmp_path} or above: `pkv start DIR`" in done.stderr
 
 
 def has_gpu() -> bool:

@@ -74,7 +74,16 @@ viz.draw_pages(cache, highlight=(row, token))
 
 # %% [markdown]
 # Division gives the logical page, the remainder gives the slot, and the table gives the page. That is the whole of paging. Our kernel does the same (`find_pages` in `pkv/tile.py`). The tokens of a page share their page number, so it looks up each page once, not each token.
-#
+
+# %% [markdown]
+# **Exercise ex00_1.** Which page its last token lies in also says how many pages a row takes. Open [exercises/ex00_paged_kv_cache.py](../exercises/ex00_paged_kv_cache.py), write `pages_needed`, and save. The next cell reads the file and says whether it is right; `hint("ex00_1")` helps, in three steps. All exercises go like this, and no lesson waits for them.
+
+# %%
+from pkv.course import check, hint
+
+check("ex00_1")
+
+# %% [markdown]
 # ## A row grows without moving
 #
 # **Predict.** Each row gets two more tokens, the same number for both. Which row needs a new page, and for its first new token or its second?
@@ -92,7 +101,14 @@ viz.draw_pages(cache)
 
 # %% [markdown]
 # Row 0 had one slot left, so only its second token took a page. Row 1 had two slots left. Nothing that was there has moved. A dense tensor would have had to reserve the longest possible row for everybody; pages waste at most one part-filled page per row.
-#
+
+# %% [markdown]
+# **Exercise ex00_2.** How many slots of it are left depends on how many tokens its last page holds. Write `last_page_len` in the same file.
+
+# %%
+check("ex00_2")
+
+# %% [markdown]
 # ## What is computed
 #
 # Each row brings one **query** vector q per query head, for the token to come. For a row with L tokens:
@@ -186,7 +202,14 @@ for seed in (None, 1, 2):
 
 # %% [markdown]
 # Not at all. The order of the *tokens* is the order of the arithmetic, and the table restores it.
-#
+
+# %% [markdown]
+# **Exercise ex00_3.** Restore it yourself: write `gather_row`, which copies a row's tokens out of a shuffled pool.
+
+# %%
+check("ex00_3")
+
+# %% [markdown]
 # ## Five rules, and what breaks without them
 #
 # | rule | without it |
@@ -253,6 +276,12 @@ print(
 )
 
 # %% [markdown]
+# **Exercise ex00_4.** Rules 3, 4 and 5 are where attention goes wrong in practice. Write `attend_row`, which keeps them.
+
+# %%
+check("ex00_4")
+
+# %% [markdown]
 # ## Bytes and arithmetic
 #
 # Now to speed. For one token of one row, K and V are 2 · n_kv_heads · head_dim numbers, and each is read once. The arithmetic is 4 · n_q_heads · head_dim **flop** (floating-point operations): q · k and weight · v, each a multiply and an add.
@@ -280,6 +309,12 @@ for n_kv_heads in (32, 8, 4):
     shapes[f"G = {one.group}"] = one
     mib = 65536 * one.kv_bytes_per_token / 2**20
     print(f"G = {one.group}: {mib:5g} MiB, {viz.flop_per_byte(one):g} flop per byte")
+
+# %% [markdown]
+# **Exercise ex00_5.** G came out of four sizes, one of which cancels. Write `flop_per_byte` from all four.
+
+# %%
+check("ex00_5")
 
 # %% [markdown]
 # ## The roofline

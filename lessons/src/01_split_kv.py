@@ -95,6 +95,14 @@ plan
 # %% [markdown]
 # An empty item is not nothing. Its programs are launched, look up their bounds, find no token, and leave. A later stage gets rid of them. Here they stay visible.
 #
+# **Exercise ex01_3.** Now cut rows yourself: in `exercises/ex01_split_kv.py`, write `split_bounds`, which gives the token range of each split of one row. (The numbers follow the file, not the lesson. Write, save, run the cell: it reads the file afresh. `hint("ex01_3")` helps.)
+
+# %%
+from pkv.course import check, hint
+
+check("ex01_3")
+
+# %% [markdown]
 # ## What a split leaves behind
 #
 # Each program writes a **partial state** of its tokens: out and lse, as in lesson 00, but over its tokens only.
@@ -135,6 +143,12 @@ print(f"average: out {sum(part_out.item() for part_out, _ in parts) / 3:.4g}")
 # %% [markdown]
 # The last split has two tokens, the others four. The average counts it like the others. The merge weighs it by exp(ln 2) = 2 against exp(ln 4) = 4.
 #
+# **Exercise ex01_1.** Write these two sums: `merge_two`, in the same file, merges two states in PyTorch. It must not overflow, as in lesson 00. The check also brings states of no tokens: why those need care is shown below, so its lines about them can wait until then.
+
+# %%
+check("ex01_1")
+
+# %% [markdown]
 # ## Any order, any grouping
 #
 # The sums do not care about order. So no program has to wait for another before it writes, and the merge may take states as they lie.
@@ -214,6 +228,12 @@ out, lse = pkv.merge([empty, empty])
 print("out", out.item(), "lse", lse.item())
 
 # %% [markdown]
+# **Exercise ex01_2.** A merge launch finds all states of a row at once. `merge_many` merges any number of them, without a loop over states, and none of the three ways above leads astray.
+
+# %%
+check("ex01_2")
+
+# %% [markdown]
 # ## The kernel
 #
 # Now the real thing, with our two kernels: decode writes partial states, merge combines them. The first lines of the decode kernel are all that this stage adds (`pkv/stages/s1_split_kv.py`): who am I, which tokens are mine.
@@ -238,6 +258,12 @@ for splits in (1, 2, 3, 5):
 # %% [markdown]
 # The number of splits does not matter to the result. It matters to the launches, of which we count both kinds, decode and merge. With splits=1 each row is a single item, and the decode kernel writes its result. In all other plans the decode kernel leaves partial states, and a merge launch must follow.
 #
+# **Exercise ex01_4.** What each program does with its tokens, once it knows them, is a loop over tiles. It is the merge again, with tiles for states. Write it in Triton: `attend_split`. The check runs your kernel inside `split_kv`, where every program calls it in the place of ours.
+
+# %%
+check("ex01_4")
+
+# %% [markdown]
 # ## The rules of this stage, and what breaks
 #
 # | rule | without it |
@@ -290,6 +316,27 @@ try:
     pkv.run(q, growing, plan)
 except ValueError as error:
     print(error)
+
+# %% [markdown]
+# **Exercise ex01_5.** Rules 3 to 5 are for the merge launch to keep. Write its kernel, `merge_rows_kernel`: one program merges the states of one row, for one query head. `offsets` says which states are the row's.
+
+# %%
+check("ex01_5")
+
+# %% [markdown]
+# ## Your kernels in the library
+#
+# The tile loop and the merge are **parts** of the library, and `pkv.decode` takes others in their place. `learner_parts` brings yours. Where yours is not there yet, or not right, it says so, and brings the solution's: its text lies in `solutions/ex01_split_kv.py`.
+
+# %%
+from pkv.course import learner_parts
+
+parts = learner_parts("attend_tokens", "merge")
+out, lse = pkv.decode(q, cache, stage="split_kv", splits=3, parts=parts, return_lse=True)
+print("within the tolerance of fp64:", yardstick.measure(out, lse).ok)
+
+# %% [markdown]
+# `pkv bench --parts FILE` times them beside ours: write into that file the lines that import `learner_parts` and set `parts`, as above.
 
 # %% [markdown]
 # ## Another cut: length buckets

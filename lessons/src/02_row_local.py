@@ -82,6 +82,14 @@ print("row_local", *[f"{begin:>2}:{end:<2}" for _, begin, end in plan.items.toli
 # %% [markdown]
 # The items with tokens are the same. The rule scatters the empty ones between them; the stage puts them last. It counts one split per tile as long as there are tiles, and the rest are empty. So a program knows at once that it has nothing: its split's number is not below the number of tiles.
 #
+# **Exercise ex02_1.** That is the whole rule, so write it down: in `exercises/ex02_row_local.py`, `row_bounds` gives the range of every split of one row, the empty ones last. Save the file, then run this cell. (`hint("ex02_1")` helps.)
+
+# %%
+from pkv.course import check, hint
+
+check("ex02_1")
+
+# %% [markdown]
 # ## The same grid, the same two launches
 #
 # **Predict.** Back to the batch, in 6 splits, by row-local bounds. Which of these change: launches, programs, empty programs, waves, programs with tokens per SM, bytes of K and V, bytes of partial states?
@@ -103,6 +111,12 @@ for name in names + sizes:
 #
 # Not one byte of K and V is saved. A program of `split_kv` without a token reads none: `padded_kv_mib`, what is read beyond the rows' ends, is 0 in both. What row-local bounds avoid is programs without work. The price is the last line: each split with tokens leaves a state, which is written, read again and merged.
 #
+# **Exercise ex02_2.** How many programs a batch would save can be known beforehand, without a plan. Write `empty_items`: it counts the cells that hold no token, under each of the two rules.
+
+# %%
+check("ex02_2")
+
+# %% [markdown]
 # ## The kernel
 #
 # To cut a row like the longest, a program must know the longest row. So each program of `split_kv` looks through all lengths.
@@ -163,12 +177,26 @@ for (_, begin, end), out, lse in zip(plan.items.tolist(), outs[:, 0, 0], lses[:,
     print(f"split {begin:>2}:{end:<2}  out {out:<5g}  {words}")
 
 # %% [markdown]
-# The three with tokens hold a mean, and the ln of how many they are. In the two empty ones out is the NaN that we put there. The merge does not touch it:
+# The three with tokens hold a mean, and the ln of how many they are. In the two empty ones out is the NaN that we put there.
+#
+# **Exercise ex02_3.** Five programs, five ranges, five states. Write what each of them does, in PyTorch: `state_of_range` attends to the tokens of one range and to no others, and gives the neutral state where there are none.
+
+# %%
+check("ex02_3")
+
+# %% [markdown]
+# What about that NaN? The merge does not touch it:
 
 # %%
 states = list(zip(outs, lses))
 out, lse = pkv.merge(states)
 print(f"out {out[0, 0]:g}  lse ln {lse[0].exp():.3g}")
+
+# %% [markdown]
+# **Exercise ex02_4.** `pkv.merge` takes the states of one row. The merge launch takes those of the whole batch, which lie in memory row after row. Write `merge_rows`, which merges each row's states, and lets no NaN of an empty one through.
+
+# %%
+check("ex02_4")
 
 # %% [markdown]
 # ## The other rows do not matter
@@ -326,6 +354,12 @@ for _ in range(3):
     fresh = pkv.plan(growing.lengths, fine, "row_local", splits=4, gpu="rtx3060")
     equal = torch.equal(pkv.run(q, growing, once)[0], pkv.run(q, growing, fresh)[0])
     print(growing.lengths.tolist(), "every bit equal:", equal)
+
+# %% [markdown]
+# **Exercise ex02_5.** This works because no program asks the host. Write one that plans by itself: `bounds_kernel` finds the range of every split of every row from the lengths on the GPU, a program for each. Its launch is given.
+
+# %%
+check("ex02_5")
 
 # %% [markdown]
 # A plan that is not dynamic is refused as soon as a length has changed, and a dynamic one as soon as a row outgrows its bound:

@@ -60,6 +60,14 @@ print(queue.items.tolist())
 viz.draw_queue(queue)
 
 # %% [markdown]
+# **Exercise ex03_1.** You have seen the items and the rule that cuts them. Open `exercises/ex03_workqueue.py` and write `build_queue`: the list of all items that hold tokens, for any lengths. `hint("ex03_1")` in a cell of your own helps.
+
+# %%
+from pkv.course import check, hint
+
+check("ex03_1")
+
+# %% [markdown]
 # ## Three small arrays
 #
 # In the rectangle, split s of row r was item r · 2 + s. In the list it is not: rows have as many items as they need. So a plan says where things are, in three arrays:
@@ -80,6 +88,12 @@ for launch in queue.launches:
 # %% [markdown]
 # Row 1 has two states, at 1:3, so it is merged. Row 0 has one item, and one is no split: its program writes the result itself. Row 2 has none: its range is 3:3, and no program decodes it. It stands in the merge launch all the same. A merge of no states writes out 0 and lse -inf, which is the result of a row without tokens (lesson 00). Somebody must write it.
 #
+# **Exercise ex03_2.** Rows without items are what goes wrong here most easily. In `exercises/ex03_workqueue.py`, write `partial_offsets`: where each row's states begin.
+
+# %%
+check("ex03_2")
+
+# %% [markdown]
 # ## The kernel only reads who it is
 #
 # This is the queue's kernel, for one entry of the list (`pkv/stages/s3_workqueue.py`):
@@ -177,6 +191,12 @@ print(list(ORDERINGS))
 print(longest_first(queue.items).tolist())
 
 # %% [markdown]
+# **Exercise ex03_3.** The order is a list of indices, and the items stay where they are. In `exercises/ex03_workqueue.py`, write `longest_first`.
+
+# %%
+check("ex03_3")
+
+# %% [markdown]
 # To see time, we *play* plans on a GPU that you need not have. `pkv.simulate` deals a plan's programs to the SMs of an RTX 3060. Each program waits for its start-up and then reads its tokens; all programs share the memory. No kernel runs, and all times below are simulated, until the section that says how far they are from measured ones.
 #
 # The costs of this RTX 3060 come from the paper that this course follows. Of its programs an SM held 2.
@@ -223,6 +243,28 @@ for name in ORDERINGS:
 # %% [markdown]
 # Nothing: 64 places for 64 programs, so all start at once. Then the plan leaves `item_order` out, and the kernel has one load less. If you do not ask for an order, `pkv.plan` decides by this rule: as listed if all items can start at once, longest first otherwise. (It counts on as many of *our* programs as fit on an SM, which may be more than 2.)
 #
+# **Exercise ex03_4.** Items, offsets, order: now you have all that the kernel reads. In `exercises/ex03_workqueue.py`, write `queue_kernel`: which entry and which KV head are mine, which item is that, and where does its state belong? The launcher `decode_queue` is given, but for its first line, which you delete.
+
+# %%
+check("ex03_4")
+
+# %% [markdown]
+# The queue that you have written can plan for the library, and your tile loop of lesson 01 can do what it plans. Where one of them is not there yet, or not right, the solution's runs in its place.
+
+# %%
+from pkv.accuracy import Yardstick
+from pkv.course import learner_parts
+
+parts = learner_parts("plan", "attend_tokens")
+out, lse = pkv.decode(q, cache, parts=parts, return_lse=True)
+plan = pkv.plan(lengths, pkv.Shape.of(q, cache), "workqueue", parts=parts, gpu="rtx3060")
+print(
+    plan.n_items,
+    "items; within the tolerance of fp64:",
+    Yardstick(q, cache).measure(out, lse).ok,
+)
+
+# %% [markdown]
 # ## Cut by an equal share
 #
 # A list takes any number of splits per row. Which should it be? Programs that all read the same number of tokens end together. So not each row gets the same number of *splits*, but each program gets the same **share** of tiles, and a long row gets more programs. `equal_splits` looks for the shortest share whose items still have places.
@@ -359,7 +401,15 @@ for trace, rows, stage, splits in [
     print(f" {launches:9.2f} {ctas:11.1f} {states:11.2f}")
 
 # %% [markdown]
-# Each of these numbers is the published one, to the last digit (a test of pkv compares them with the paper's logs). From the first two lines the paper draws two conclusions. Look closely at what is compared.
+# Each of these numbers is the published one, to the last digit (a test of pkv compares them with the paper's logs).
+#
+# **Exercise ex03_5.** No kernel has run for them: they are counted from items and lengths. In `exercises/ex03_workqueue.py`, write `counters`. The last property that is checked is this table.
+
+# %%
+check("ex03_5")
+
+# %% [markdown]
+# From the first two lines the paper draws two conclusions. Look closely at what is compared.
 #
 # **"16 → 2 launches".** **Predict.** How many launches do `split_kv` and `row_local` take for the same steps?
 
@@ -473,6 +523,12 @@ for name, timeline in zip(names, [*timelines, without]):
 #
 # So two things count. *The cut*: with 1 item of the long row FlashInfer is far behind. And *how many programs start*, empty ones and crumbs alike. The list serves both: it makes every cut possible, and starts no program that the cut does not need.
 #
+# **Exercise ex03_6.** FlashInfer's 64 programs find 56 places: how long do they take together, if all are equal, and if they are not? In `exercises/ex03_workqueue.py`, write `makespan`: when the last program has ended, if programs start in the order of the list. (Unlike `pkv.simulate`, it is told how long each program takes.) Then try it on the durations [1, 1, 1, 1, 1, 1, 1, 8] and 7 places, as listed and longest first.
+
+# %%
+check("ex03_6")
+
+# %% [markdown]
 # ## The price: somebody has to write the list
 #
 # `split_kv` and `row_local` find their bounds on the GPU, from the lengths that lie there. The list is made on the host, whenever a length changes: at every step. One list then serves all layers of the model.

@@ -109,6 +109,14 @@ for n_short in (0, 1, 3, 6, 7):
 # %% [markdown]
 # Every row takes one item at least. So the more rows there are, the fewer items are left for the long one. With 7 rows all room is used, and from 8 rows on the rule does not split at all: the longest row is read by 8 programs, one per KV head, while the other SMs wait for them. With 8 rows there are 64 programs and only 56 places, so that in the first picture one of these eight even has to wait before it starts. On a card with more SMs there is more room, and the same happens with more rows.
 #
+# The rule is short enough to write it down. **Exercise ex04_1.** In `exercises/ex04_adaptive.py`, write `split_pages`: how many pages FlashInfer puts in a split. Save the file, then run the cell.
+
+# %%
+from pkv.course import check, hint
+
+check("ex04_1")
+
+# %% [markdown]
 # Idle SMs alone are no loss: memory is the limit, not SMs. What counts is whether the programs that are left can keep the memory busy. The simulator knows two rates for that:
 
 # %%
@@ -150,6 +158,22 @@ for run in beyond(card):
 # ## The paper's gates, as code
 #
 # The paper's **policy** is a handful of **gates**: comparisons, from top to bottom, and the first that holds decides.
+#
+# | gate | stage |
+# |---|---|
+# | query heads per KV head other than 4 | `flashinfer` |
+# | longest row below 16,384 tokens | `flashinfer` |
+# | at most 1 row with tokens | `length_buckets` |
+# | at least 8 rows with tokens | `workqueue` |
+# | else | `flashinfer` |
+#
+# **Exercise ex04_2.** Write `paper_policy`, these gates as code. Its edges are where policies go wrong: 16,384 tokens, 8 rows, rows without tokens.
+
+# %%
+check("ex04_2")
+
+# %% [markdown]
+# Here is how pkv writes them:
 
 # %%
 import inspect
@@ -160,7 +184,7 @@ source = inspect.getsource(paper_route)
 print(source[source.index("    if group") :].rstrip())
 
 # %% [markdown]
-# `PAPER_GROUP` is 4, `PAPER_LONGEST` 16,384, `PAPER_FEW_ROWS` 1 and `PAPER_MANY_ROWS` 8. Rows count only if they have tokens.
+# `PAPER_GROUP` is 4, `PAPER_LONGEST` 16,384, `PAPER_FEW_ROWS` 1 and `PAPER_MANY_ROWS` 8. `n_rows` are those with tokens.
 #
 # **Predict.** Where does each of these steps go?
 
@@ -236,7 +260,15 @@ n_bytes = sum(steps[8][24]) * llama.kv_bytes_per_token
 print(f"reading, by hand: {n_bytes / costs.memory_gb_per_s / 1e6:.3f} ms")
 
 # %% [markdown]
-# The closed form comes close to the simulator, which plays every program. But how far is the simulator from the real card? The published rows were dealt out before any fit: some to **fit** the costs, some only to **judge** them. A few more time a fitted configuration **again**, and so show how far two measurements of one thing lie apart.
+# The paper prints a shorter formula, with three terms: reading, launches, and moving the states. Where fewer than 4 programs per SM read, it takes the reading to be slower in proportion; rows of unequal lengths it does not see.
+#
+# **Exercise ex04_3.** Write `paper_cost`, the time of a step by that formula. Mind the units: bytes, GB/s, us.
+
+# %%
+check("ex04_3")
+
+# %% [markdown]
+# Our closed form comes close to the simulator, which plays every program. But how far is the simulator from the real card? The published rows were dealt out before any fit: some to **fit** the costs, some only to **judge** them. A few more time a fitted configuration **again**, and so show how far two measurements of one thing lie apart.
 #
 # **Predict.** Which of the three has the smallest error?
 
@@ -255,6 +287,14 @@ print(f"pairs more than 5% apart: {in_order} of {len(orders)} in order")
 # %% [markdown]
 # The fitted rows, of course. That is why they are no proof, and why the rows that judge are kept apart. But *again* lies about as far off as *judge*: a fitted configuration, measured once more, is missed by as much as one that the model has never seen. So the model is about as exact as measurements repeat. The last line is what a policy needs: where two engines clearly differ, the simulator puts them in the right order. Where they differ by less than its error, it cannot know.
 #
+# And how does one fit costs? Where a time is a sum of costs, each times how often it is paid, every measured step is an equation, and least squares finds the costs that fit all of them best. But best by which error? By absolute error the longest steps decide alone: 1% of 2 ms is more than half of a step of 30 us. So take each error in proportion to its time. (pkv's model is not a plain sum, because of the tail, so its fit has to iterate. It squares the logarithms of predicted over measured; for small errors that is nearly the same.)
+#
+# **Exercise ex04_4.** Write `fit_costs`, least squares by relative error.
+
+# %%
+check("ex04_4")
+
+# %% [markdown]
 # ## Let the predictions choose
 #
 # `policy="cost"` plans the step with every stage, FlashInfer included, predicts all of them, and takes the least. Stages within 1% of it no prediction can tell apart; of those it takes `stream_k` first, which needs no plan from the host, and then the queue, which was measured the fastest of the others in such cases. Planning on the host is charged to nobody; we come to that. `pkv.explain` shows what it sees.
@@ -284,6 +324,12 @@ viz.draw_choice(pkv.explain(one_long, llama, policy="paper", gpu="rtx3060"))
 # %% [markdown]
 # The picture says so where a policy leaves something on the table.
 #
+# **Exercise ex04_5.** Write `cheapest`, the choice itself: of the stages that can run and are alike, the preferred one.
+
+# %%
+check("ex04_5")
+
+# %% [markdown]
 # ## Where is which stage best?
 #
 # Now the whole map, from predictions: rows upwards, the longest row to the right, and three kinds of batches. *Equal*: all rows as long as the longest. *Ragged*: the longest, a half of it, a third, and so on. *One long*: one long row, and the others of at most 512 tokens. Kernels alone are counted.
@@ -417,6 +463,12 @@ viz.draw_recorded("layers", n_sms=132)
 #
 # The **regret** of a choice is its time over the time of the best choice for the same step, less 1. The best is known only afterwards. Regret says what choosing badly costs, and in how many percent.
 #
+# **Exercise ex04_6.** Write `regret`, its mean over steps, from the time of every stage and what a policy took.
+
+# %%
+check("ex04_6")
+
+# %% [markdown]
 # A policy that is tuned on some steps looks good on those. So tune on one seed and judge on others. The paper found its gates and split counts on seed 20260622; the costs were fitted to seed 20260623; here four other seeds judge, 20260624 to 20260627. We tune one thing ourselves, on the paper's calibration seed: how many splits a queue should make, the same for all rows. And to *always* take one stage is a policy too, and the one to beat. *One long* is a trace of ours; the others are the paper's.
 #
 # **Predict.** Which of "always FlashInfer" and "always the queue" has the larger regret with 8 rows? And with 4?

@@ -57,6 +57,14 @@ viz.draw_runs(runs)
 #
 # As many runs as there are programs, and as many programs as the card holds at once: nobody waits for a place, and nobody is left over.
 #
+# **Exercise ex05_1.** Make this line yourself: in `exercises/ex05_stream_k.py`, write `tile_line`, which says where each row begins on it. (The exercises keep to the plain rule, in which only tiles count.)
+
+# %%
+from pkv.course import check, hint
+
+check("ex05_1")
+
+# %% [markdown]
 # ## The price of a list
 #
 # Why not let the host write this down, as it writes the queue? Because it must do so at every step. The records that ship with pkv hold what that takes.
@@ -128,6 +136,12 @@ print("items", items.tolist())
 print("of each program", program_items.tolist(), "of each row", row_items.tolist())
 
 # %% [markdown]
+# **Exercise ex05_2.** Cut the line: write `run_bounds` in `exercises/ex05_stream_k.py`. Its rule is still more even than step 1 above, for it rounds every cut and not the share.
+
+# %%
+check("ex05_2")
+
+# %% [markdown]
 # Four units, two for each. But is this cut any good? The first program reads two tiles, the second too, yet the first has to *start* two rows: load a query each, ask the table for pages, wait for the memory. And row 1 must be merged now. That a row is begun costs about as much as some tiles do. So each row's tiles are preceded by start units:
 
 # %%
@@ -182,6 +196,12 @@ def walk(lengths, program, n_programs, tile=16):
         row, before = row + 1, before + units[row]
         unit = max(unit, before)
 
+
+# %% [markdown]
+# **Exercise ex05_3.** The same walk for the plain rule: in `exercises/ex05_stream_k.py`, write `items_of_run`, which says what a run has of which rows.
+
+# %%
+check("ex05_3")
 
 # %% [markdown]
 # And in the kernel (`pkv/stages/s5_stream_k_runs.py`), the part that says what a run has of a row:
@@ -279,6 +299,12 @@ for n_rows in (1, 8, 64, 1024):
 # %% [markdown]
 # The number of slots depends on the card and not on the batch. Whoever reserves memory for states once has enough for any lengths. The other stages need more of it as rows get more or longer.
 #
+# **Exercise ex05_4.** Which slots does the merge read for which row? In `exercises/ex05_stream_k.py`, write `slots_of_rows`, with the help of your `run_bounds` and `items_of_run`.
+
+# %%
+check("ex05_4")
+
+# %% [markdown]
 # ## The merge is cut as evenly
 #
 # One long row on a large card leaves many states, and somebody has to read them all. If one program per head does that, it may take longer than it should, and most SMs look on. But a row in n runs has n - 1 cuts. Let each cut merge an equal slice of the row's result: it reads *all* states of the row, but only its slice of each.
@@ -359,7 +385,13 @@ for step in ([1, 17, 64], [2, 18, 0], [3, 19, 40], [0, 0, 0]):
     )
 
 # %% [markdown]
-# Nothing was planned between the steps. On a GPU this is what a CUDA graph needs. `pkv.decode` without a stage takes `stream_k`, and is captured as it is. Below it is captured once and replayed 47 times, while every row grows by a token a step. Each result is checked.
+# **Exercise ex05_5.** Nothing was planned between the steps: the programs found their runs in the lengths of the moment. Now write the kernel that does so, `plan_kernel` in `exercises/ex05_stream_k.py`. It is launched once and replayed for other lengths, so neither the host nor PyTorch may read them.
+
+# %%
+check("ex05_5")
+
+# %% [markdown]
+# Nothing is planned between the steps: on a GPU this is what a CUDA graph needs. `pkv.decode` without a stage takes `stream_k`, and is captured as it is. Below it is captured once and replayed 47 times, while every row grows by a token a step. Each result is checked.
 
 # %%
 if torch.cuda.is_available() and not pkv.INTERPRETED:
@@ -380,6 +412,12 @@ if torch.cuda.is_available() and not pkv.INTERPRETED:
     print(f"{right} of 47 replays right, up to {grown.max().item() - 1} tokens")
 else:
     print("No GPU here. On one, this cell captures a graph and replays it while rows grow.")
+
+# %% [markdown]
+# **Exercise ex05_6.** Capture a step yourself: in `exercises/ex05_stream_k.py`, write `capture`, which gives a function `replay()`. It counts only where there is a GPU; without one, the check replays the launches that you record in Triton's interpreter.
+
+# %%
+check("ex05_6")
 
 # %% [markdown]
 # ## The rules of this stage, and what breaks

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pkv.commands import CommandError
 from pkv.commands.output import say
+from pkv.course.home import learners_folder
 
 HELP = "open JupyterLab at the lessons"
 FIRST_LESSON = "lessons/00_paged_kv_cache.ipynb"
@@ -21,11 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Become JupyterLab."""
-    root = find_root([CLONE, Path.cwd()])
+    root = find_root([*learners(), CLONE, Path.cwd()])
     if find_spec("jupyterlab") is None:
+        is_clone = (CLONE / "pyproject.toml").is_file()
+        wanted = f"-e '{CLONE}[lessons]'" if is_clone else "jupyterlab ipywidgets matplotlib"
         raise CommandError(
-            f"JupyterLab is not installed for {sys.executable}: `make lab` without PY= puts it into .venv; "
-            f"or install it: {sys.executable} -m pip install -e '{root}[lessons]'"
+            f"JupyterLab is not installed for {sys.executable}: "
+            + ("`make lab` without PY= puts it into .venv; or install it: " if is_clone else "install it: ")
+            + f"{sys.executable} -m pip install {wanted}"
         )
     extra = args.extra[1:] if args.extra[:1] == ["--"] else args.extra
     if is_root() and not any(word.startswith("--allow-root") for word in extra):
@@ -44,11 +48,22 @@ def is_root() -> bool:
     return hasattr(os, "geteuid") and os.geteuid() == 0
 
 
+def learners() -> list[Path]:
+    """The learner's folder, where check() in a lesson will look; none where there are no exercises yet."""
+    try:
+        return [learners_folder()]
+    except FileNotFoundError as error:
+        if os.environ.get("PKV_HOME"):
+            raise CommandError(str(error)) from None
+        return []
+
+
 def find_root(folders: list[Path]) -> Path:
     """The first of `folders` that holds the lessons."""
     for folder in folders:
         if (folder / FIRST_LESSON).is_file():
             return folder
     raise CommandError(
-        f"found no {FIRST_LESSON} beside the package or in {folders[-1]}: run `pkv lab` in a clone of pkv's repository"
+        f"found no {FIRST_LESSON} beside the package or in {folders[-1]}: `pkv start DIR` makes a folder with the "
+        "lessons; run `pkv lab` inside it"
     )

@@ -4,7 +4,6 @@ A file is loaded by its path, never by sys.path, and under a new name each time,
 kernels too. What comes back are values, never verdicts: who judges may be another process.
 """
 
-import ast
 import contextlib
 import importlib.util
 import inspect
@@ -12,25 +11,32 @@ import itertools
 import linecache
 import sys
 import traceback
+import types
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from pkv.course.comparing import agree, plain
+from pkv.course.sources import names_used
 from pkv.course.tasks import Raised, Spec, Task, file_of
 
+__all__ = ["Answer", "Question", "Refused", "Shortcut", "Stop", "answers", "ask", "function_of", "load", "names_used"]
+LARGEST = 1 << 20  # bytes of an exercise file
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why there is no answer at all. state: "not started" or "broken"; text: what to do."""
+    """Why there is no answer at all. state: "not started" or "broken"; text: what to do; of_file: no task has any."""
 
     state: str
     text: str
+    of_file: bool = False
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,23 @@ class Answer:
     changed: str | None = None
 
 
+@dataclass(frozen=True)
+class Question:
+    """What has to be known of a task to ask it: not the right answer. names: of the arguments; refused: shortcuts."""
+
+    task: str
+    function: str
+    names: tuple[str, ...]
+    call: Callable[..., Any] | None
+    refused: frozenset[str]
+
+    @classmethod
+    def of(cls, task: Task) -> "Question":
+        """The question of a task."""
+        names = tuple(inspect.signature(task.right).parameters)
+        return cls(task.id, task.function, names, task.call, frozenset(task.forbidden))
+
+
 class Refused(Exception):
     """Raised with a Stop: the function cannot be asked."""
 
@@ -49,25 +72,54 @@ class Refused(Exception):
         self.stop = stop
 
 
+class Shortcut(Exception):
+    """An answer calls what would give it ready-made."""
+
+
+class NothingReadyMade(TorchFunctionMode):
+    """While it is entered, torch's functions of some names raise Shortcut, from wherever they are called."""
+
+    def __init__(self, refused: frozenset[str]) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in self.refused:
+            raise Shortcut(f"{func.__name__}: write it yourself")
+        return func(*args, **(kwargs or {}))
+
+
+def read(path: Path) -> bytes:
+    """What an exercise file holds. Refused where there is none, or it is no exercise file."""
+    if not path.is_file():
+        restores = f"`pkv reset {path.stem.partition('_')[0]}` restores it"
+        raise Refused(Stop("broken", f"{path.name} is not there: {restores}", True))
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(LARGEST + 1)
+    except OSError as error:
+        raise Refused(Stop("broken", f"{path.name} cannot be read: {error.strerror}", True)) from None
+    if len(text) > LARGEST:
+        raise Refused(Stop("broken", f"{path.name} is larger than {LARGEST >> 20} MiB", True))
+    return text
+
+
 def load(path: Path) -> Any:
     """The module of a file, as it is now. Refused where there is none, or it does not run."""
-    if not path.is_file():
-        raise Refused(
-            Stop("broken", f"{path.name} is not there: `pkv reset {path.stem.partition('_')[0]}` restores it")
-        )
-    linecache.cache.pop(str(path), None)  # Triton reads a kernel's source through it
+    text = read(path)
     name = f"_pkv_answers_{next(_numbers)}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    linecache.cache.pop(str(path), None)  # Triton reads a kernel's source through it
     try:
         # not the loader: its byte code in __pycache__ is taken for new after an edit within the same second
-        exec(compile(path.read_text(encoding="utf-8"), str(path), "exec"), module.__dict__)
+        exec(compile(text, str(path), "exec"), module.__dict__)
     except SyntaxError as error:
-        raise Refused(Stop("broken", f"{path.name}, line {error.lineno}: {error.msg}")) from None
-    except Exception as error:
-        raise Refused(Stop("broken", f"{path.name} does not import: {said(error, path)}")) from None
+        raise Refused(Stop("broken", f"{path.name}, line {error.lineno}: {error.msg}", True)) from None
+    except (Exception, SystemExit) as error:
+        raise Refused(Stop("broken", f"{path.name} does not import: {said(error, path)}", True)) from None
     finally:
         sys.modules.pop(name, None)
     return module
@@ -75,43 +127,63 @@ def load(path: Path) -> Any:
 
 def function_of(task: Task, folder: Path) -> Any:
     """The task's function, from its file in a folder."""
-    path = file_of(folder, task.exercise)
+    return function_in(Question.of(task), file_of(folder, task.exercise))
+
+
+def function_in(question: Question, path: Path) -> Any:
+    """The function that is asked, from a file; its specification gives no answers any more."""
     module = load(path)
-    function = getattr(module, task.function, None)
+    function = getattr(module, question.function, None)
     if not callable(function):
-        raise Refused(Stop("broken", f"{path.name} has no function {task.function}: task {task.id} is asked there"))
+        text = f"{path.name} has no function {question.function}: task {question.task} is asked there"
+        raise Refused(Stop("broken", text))
+    specification = module.__dict__.get(f"{question.function}_spec")
+    if isinstance(specification, types.FunctionType) and not specification.__closure__:
+        specification.__code__ = no_specification.__code__  # under whatever other name it is known, too
     return function
+
+
+def no_specification(*args: Any, **named: Any) -> None:
+    """What a specification does while its task is judged. It knows no module but what it imports."""
+    from pkv.course.answering import Shortcut
+
+    raise Shortcut("calls its own specification: write it yourself")
 
 
 def answers(task: Task, function: Any, specs: list[Spec]) -> Iterator[Answer | Stop]:
     """The function's answer to each spec, in order; a Stop ends it."""
+    question = Question.of(task)
     for spec in specs:
-        answer = ask(task, function, spec)
+        answer = ask(question, function, task.arguments(spec))
         yield answer
         if isinstance(answer, Stop):
             return
 
 
-def ask(task: Task, function: Any, spec: Spec) -> Answer | Stop:
-    """One question. What the function raises is its answer, but for the NotImplementedError of the skeleton."""
-    arguments = task.arguments(spec)
+def ask(question: Question, function: Any, arguments: tuple[Any, ...]) -> Answer | Stop:
+    """One answer. What the function raises is its answer, but for the NotImplementedError of the skeleton."""
     before = plain(list(arguments))
-    call: Callable[..., Any] = task.call or (lambda function, *given: function(*given))
+    call: Callable[..., Any] = question.call or (lambda function, *given: function(*given))
     try:
-        with torch.no_grad(), contextlib.redirect_stdout(None):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")  # an answer that divides by 0 and then masks is right, whoever asks
+            for context in (torch.no_grad(), contextlib.redirect_stdout(None), NothingReadyMade(question.refused)):
+                stack.enter_context(context)
             value = plain(call(function, *arguments))
     except NotImplementedError as error:
-        if str(error).startswith(task.id):
+        if str(error).startswith(f"{question.task}:"):
             return Stop("not started", str(error))
         return Answer(raised(error, function))
+    except MemoryError:
+        return Stop("broken", "it takes too much memory")
     except (Exception, SystemExit) as error:
         return Answer(raised(error, function))
-    return Answer(value, changed_argument(task, before, plain(list(arguments))))
+    return Answer(value, changed_argument(question.names, before, plain(list(arguments))))
 
 
-def changed_argument(task: Task, before: list[Any], after: list[Any]) -> str | None:
+def changed_argument(names: tuple[str, ...], before: list[Any], after: list[Any]) -> str | None:
     """The name of the first argument that is not what it was."""
-    names = list(inspect.signature(task.right).parameters)
     for name, old, new in zip(names, before, after, strict=False):
         if not agree(old, new, 0.0):
             return name
@@ -122,51 +194,22 @@ def raised(error: BaseException, function: Any) -> Raised:
     """An exception, with the line of the answer file that it came from."""
     path = getattr(inspect.unwrap(getattr(function, "fn", function)), "__code__", None)
     file = path.co_filename if path is not None else ""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    text = str(error).strip().splitlines()
-    return Raised(type(error).__name__, text[0][:200] if text else "", lines[-1] if lines else None)
+    return Raised(type(error).__name__, first_line(error), line_of(error, file))
 
 
 def said(error: BaseException, path: Path) -> str:
     """An exception in a line: its kind, its text, where in the file."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    where = f" (line {lines[-1]})" if lines else ""
+    line = line_of(error, str(path))
+    return f"{type(error).__name__}: {first_line(error)}{f' (line {line})' if line else ''}"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text."""
     text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0][:200] if text else ''}{where}"
+    return text[0][:200] if text else ""
 
 
-def names_used(function: Any) -> set[str]:
-    """Every name in the source of a function, and of those of its file that it uses; none where it is unknown."""
-    fn = inspect.unwrap(getattr(function, "fn", function))
-    try:
-        source, _ = inspect.findsource(fn)
-        tree = ast.parse("".join(source))
-    except (OSError, TypeError, SyntaxError):
-        return set()
-    parts = {
-        node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    }
-    imported = {
-        alias.asname or alias.name: f"{getattr(node, 'module', None) or ''}.{alias.name}"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    used: set[str] = set()
-    todo = [fn.__name__]
-    while todo:
-        node = parts.pop(todo.pop(), None)
-        if node is None:
-            continue
-        for inner in ast.walk(node):
-            names = []
-            if isinstance(inner, ast.Name):
-                names = [inner.id, *imported.get(inner.id, "").split(".")]
-            elif isinstance(inner, ast.Attribute):
-                names = [inner.attr]
-            elif isinstance(inner, ast.Import | ast.ImportFrom):
-                names = [part for alias in inner.names for part in alias.name.split(".")]
-                names += (getattr(inner, "module", None) or "").split(".")
-            used.update(names)
-            todo.extend(names)
-    return used - {""}
+def line_of(error: BaseException, file: str) -> int | None:
+    """The last line of a file that an exception came through."""
+    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
+    return lines[-1] if lines else None

@@ -1,19 +1,27 @@
 """check() and hint() in a notebook, and the same for the command line: one line a property, then what to do next."""
 
+import contextlib
 import random
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from pkv._triton import INTERPRETED
+import torch
+
 from pkv.course import progress
 from pkv.course.answering import Answer, Refused, Stop, answers, function_of, names_used
-from pkv.course.forks import ask_apart, names_apart
+from pkv.course.comparing import brief
+from pkv.course.forks import AGAIN, ask_apart, names_apart
 from pkv.course.hints import hints_of, next_hint
 from pkv.course.home import learners_folder
-from pkv.course.judging import BROKEN, CORRECT, NOT_STARTED, Line, Report, judge
-from pkv.course.tasks import Spec, Task, file_of, find_task
+from pkv.course.judging import BROKEN, NOT_STARTED, RUNS, Line, Report, judge
+from pkv.course.points import NO_GPU, counts_here
+from pkv.course.racing import ON_GPU, Race, race
+from pkv.course.tasks import Spec, Task, find_task
 
+SECONDS_OF_AN_ANSWER = 20.0
 TICK, CROSS = "✓", "✗"
 
 
@@ -24,10 +32,15 @@ def check(task_id: str, function: Callable[..., Any] | None = None, *, seed: int
     in the notebook, tried in its place; only the file counts for progress. seed: repeats an earlier check's numbers.
     """
     task = find_task(task_id)
+    if function is not None and not callable(function):
+        raise TypeError(f"function must be a function to try in place of {task.function}, got {brief(function)}")
     report = report_here(task, seed, function)
     print(as_text(report))
     if function is None:
-        keep(report)
+        raced = race_of(report)
+        if raced:
+            print(f"  {raced.text}")
+        keep(report, raced)
     elif report.is_correct:
         print(f"Keep it: write it into {progress.file_name(task)}, then check({task_id!r}). Only the file counts.")
 
@@ -43,7 +56,7 @@ def show_progress() -> None:
 
 
 def report_here(task: Task, seed: int | None = None, function: Any = None) -> Report:
-    """Judge in this process: at once, and an endless loop can be interrupted."""
+    """Judge in this process, at once; an endless loop ends with the time that an answer has."""
     seed = new_seed() if seed is None else seed
     try:
         found = function_of(task, learners_folder() / "exercises") if function is None else function
@@ -51,14 +64,48 @@ def report_here(task: Task, seed: int | None = None, function: Any = None) -> Re
         return stopped(task, refused.stop, seed)
 
     def ask(specs: list[Spec]) -> list[Answer | Stop]:
-        return list(answers(task, found, specs))
+        given, replies = list[Answer | Stop](), answers(task, found, specs)
+        while True:
+            try:
+                with time_limit(SECONDS_OF_AN_ANSWER):
+                    given.append(next(replies))
+            except StopIteration:
+                return given
+            except TooLong:
+                return [*given, Stop(BROKEN, f"no answer within {SECONDS_OF_AN_ANSWER:g} s: does a loop ever end?")]
 
-    return judge(task, ask, seed, names_used(found))
+    with torch.device("cpu"):  # lessons make the GPU the default; cases say themselves what lies there
+        return judge(task, ask, seed, names_used(found))
+
+
+class TooLong(BaseException):
+    """An answer's time is over. No Exception, so that no answer catches it."""
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TooLong after some seconds. Only the main thread can be interrupted; in others there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise TooLong
+
+    handler, left = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, seconds)[0]
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, left)  # whoever had one before goes on with it
+        signal.signal(signal.SIGALRM, handler)
 
 
 def report_apart(task: Task, folder: Path, seed: int, seconds: float | None = None) -> Report:
     """Judge the answer in a folder, asked in a process of its own."""
-    return judge(task, lambda specs: ask_apart(task, folder, specs, seconds), seed, names_apart(task, folder))
+    return judge(
+        task, lambda specs: ask_apart(task, folder, specs, seconds), seed, names_apart(task, folder),
+        again=lambda specs: ask_apart(task, folder, specs, AGAIN),
+    )  # fmt: skip
 
 
 def stopped(task: Task, stop: Stop, seed: int) -> Report:
@@ -67,21 +114,34 @@ def stopped(task: Task, stop: Stop, seed: int) -> Report:
     return Report(task, stop.state, lines, seed, text=stop.text)
 
 
-def keep(report: Report) -> None:
-    """Write a report's state into the learner's progress."""
+def race_of(report: Report) -> Race | None:
+    """The answer in the learner's file, timed beside the solution where it is correct, on a GPU."""
+    if not (ON_GPU and report.is_correct and report.task.race):
+        return None
+    with torch.device("cpu"):
+        return race(report.task, function_of(report.task, learners_folder() / "exercises"))
+
+
+def keep(report: Report, raced: Race | None = None) -> None:
+    """Write the state that a report shows into the learner's progress."""
     state = report.state
-    if state == CORRECT and not INTERPRETED:
-        state = "correct on GPU"
-    progress.note(report.task.id, state=state)
+    if report.is_correct and ON_GPU:
+        state = progress.FAST_ENOUGH if raced and raced.is_fast_enough else progress.CORRECT_ON_GPU
+    elif report.is_correct and not counts_here(report.task):
+        state = RUNS
+    progress.reached(report.task, state)
 
 
-def as_text(report: Report) -> str:
-    """A report as a learner reads it."""
+def as_text(report: Report, in_shell: bool = False) -> str:
+    """A report as a learner reads it, in a notebook or in a shell."""
     task = report.task
+    helps = f"`pkv hint {task.id}`" if in_shell else f"hint({task.id!r})"
+    again = f"--seed {report.seed}" if in_shell else f"seed={report.seed}"
     if report.state == NOT_STARTED:
+        last = "delete the line that raises, save" if task.kernel else "save"
         return (
-            f"{task.id}: not started. Open {progress.file_name(task)} and write {task.function} "
-            f"(about {task.lines} lines), save, then check again. hint({task.id!r}) helps."
+            f"{task.id}: not started. Open {progress.file_name(task)} and write {task.writes} ({task.about}), {last}, "
+            f"then check again. {helps} helps."
         )
     if report.state == BROKEN:
         return f"{task.id}: {report.text}"
@@ -90,8 +150,9 @@ def as_text(report: Report) -> str:
         f"  {TICK if line.holds else CROSS} {line.name}{': ' + line.text if line.text else ''}" for line in report.lines
     ]
     if report.is_correct:
-        return "\n".join([*lines, "  correct"])
-    return "\n".join([*lines, f"  hint({task.id!r}) helps; seed={report.seed} repeats these numbers"])
+        verdict = "correct" if counts_here(task) else f"correct, as far as a CPU can tell; it {NO_GPU}"
+        return "\n".join([*lines, f"  {verdict}"])
+    return "\n".join([*lines, f"  {helps} helps; {again} repeats these numbers"])
 
 
 def failure(report: Report, line: Line) -> str:
@@ -106,8 +167,3 @@ def failure(report: Report, line: Line) -> str:
 def new_seed() -> int:
     """A seed for fresh numbers."""
     return random.SystemRandom().randrange(1_000_000)
-
-
-def exercise_file(task: Task) -> Path:
-    """Where the learner writes the answer."""
-    return file_of(learners_folder() / "exercises", task.exercise)

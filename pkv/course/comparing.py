@@ -14,27 +14,51 @@ import torch
 from pkv.course.tasks import Raised
 
 MOST_SHOWN = 12  # numbers of a tensor that a message shows
+COMPARED = (
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+)  # fmt: skip
 
 
 def plain(value: Any) -> Any:
-    """A value as nests of lists, numbers, texts and tensors on the CPU: all that an answer is compared by."""
+    """A value as nests of lists, numbers, texts and tensors on the CPU: all that an answer is compared by.
+
+    A class of the answer's own stays behind with all that it says of itself: how it is equal, or what its shape is.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().clone()
+        return plain_tensor(value)
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy()) if value.dtype.kind in "biuf" else plain(value.tolist())
+        value = np.array(value)
+        value = value.astype(np.float64) if value.dtype == np.longdouble else value
+        return plain_tensor(torch.from_numpy(value)) if value.dtype.kind in "biuf" else plain(value.tolist())
     if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, bool | str) or value is None:
+        return float(value) if isinstance(value, np.longdouble) else plain(value.item())
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real):
         return float(value)
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str.__str__(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range):
         return [plain(item) for item in value]
     return f"<{type(value).__name__}>"
+
+
+def plain_tensor(value: torch.Tensor) -> Any:
+    """A tensor of torch's own class, of numbers that lie there one by one; else a text that says what it is."""
+    with torch._C.DisableTorchFunctionSubclass():
+        made = value.detach()
+        made = made.to_dense() if made.layout != torch.strided else made
+        made = made.cpu().resolve_neg().clone(memory_format=torch.contiguous_format)
+    if type(made) is not torch.Tensor:
+        return f"<{type(value).__name__}>"
+    if made.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return made.long()
+    return f"<a tensor of {str(made.dtype).removeprefix('torch.')}>" if made.dtype not in COMPARED else made
 
 
 def agree(right: Any, got: Any, tolerance: float) -> bool:
@@ -51,11 +75,18 @@ def difference(
     at = f"{where}: " if where else ""
     if isinstance(right, torch.Tensor):
         return tensor_difference(right, got, tolerance, axes, at, nan_is_equal)
+    if isinstance(right, list) and is_state(right) and isinstance(got, torch.Tensor):
+        return f"{at}expected out and lse, got {brief(got)}"
     if isinstance(got, torch.Tensor) and isinstance(right, list | int | float):
         got = got.tolist()
     if isinstance(right, list):
         if not isinstance(got, list):
             return f"{at}expected {brief(right)}, got {brief(got)}"
+        if not axes and is_short(right):
+            same = len(right) == len(got) and not any(
+                difference(mine, yours, tolerance, (), where, nan_is_equal) for mine, yours in zip(right, got)
+            )
+            return None if same else f"{at}expected {brief(right)}, got {brief(got)}"
         names = parts_of(right, axes)
         for index, (mine, yours) in enumerate(zip(right, got, strict=False)):
             inner = f"{where}, {names(index)}" if where else names(index)
@@ -66,8 +97,10 @@ def difference(
             return f"{at}expected {len(right)} entries, {brief(right)}, got {len(got)}, {brief(got)}"
         return None
     if isinstance(right, dict):
-        if not isinstance(got, dict) or right.keys() != got.keys():
+        if not isinstance(got, dict):
             return f"{at}expected {brief(right)}, got {brief(got)}"
+        if right.keys() != got.keys():
+            return f"{at}expected the keys {', '.join(right)}, got {', '.join(got)}"
         for key in right:
             fault = difference(right[key], got[key], tolerance, (), f"{where}, {key}" if where else key, nan_is_equal)
             if fault:
@@ -79,6 +112,11 @@ def difference(
         return None if same else f"{at}expected {brief(right)}, got {brief(got)}"
     same = right == got and isinstance(right, bool) == isinstance(got, bool)
     return None if same else f"{at}expected {brief(right)}, got {brief(got)}"
+
+
+def is_short(right: list[Any]) -> bool:
+    """A few numbers: a message shows all of them, where their places have no name."""
+    return len(right) <= MOST_SHOWN and all(isinstance(item, int | float) for item in right)
 
 
 def is_state(right: list[Any]) -> bool:
@@ -99,27 +137,48 @@ def tensor_difference(
 ) -> str | None:
     """As difference(), of tensors: shapes first, then what is no number, then the largest error."""
     if isinstance(got, list | int | float):
-        try:
-            got = torch.tensor(got)
-        except (TypeError, ValueError):
-            return f"{at}expected a tensor {list(right.shape)}, got {brief(got)}"
+        got = tensor_of(got)
     if not isinstance(got, torch.Tensor):
         return f"{at}expected a tensor {list(right.shape)}, got {brief(got)}"
     if right.shape != got.shape:
         return f"{at}expected shape {list(right.shape)}, got {list(got.shape)}"
-    mine, yours = right.double(), got.double()
+    if right.is_floating_point() or got.is_floating_point():
+        mine, yours = right.double(), got.double()
+    else:
+        mine, yours = right.long(), got.long()
     both_nan = mine.isnan() & yours.isnan() if nan_is_equal else torch.zeros_like(mine, dtype=torch.bool)
-    finite = mine[mine.isfinite()].abs()
-    allowed = tolerance * max(finite.max().item() if finite.numel() else 0.0, 1.0) if right.is_floating_point() else 0.0
-    error = (mine - yours).abs()
-    wrong = ~((error <= allowed) | (mine == yours) | both_nan)
+    wrong = ~(((mine - yours).abs() <= allowed_of(right, tolerance)) | (mine == yours) | both_nan)
     if not wrong.any():
         return None
     index = tuple(int(i) for i in wrong.nonzero()[0])
     place = ", ".join(f"{name} {i}" for name, i in zip(names_of(axes, right.dim()), index))
     place = f"{place}: " if place else ""
     share = f" ({int(wrong.sum())} of {wrong.numel()} numbers differ)" if wrong.numel() > 1 else ""
-    return f"{at}{place}expected {brief(mine[index].item())}, got {brief(yours[index].item())}{share}"
+    return f"{at}{place}expected {brief(right[index].item())}, got {brief(got[index].item())}{share}"
+
+
+def tensor_of(value: Any) -> Any:
+    """A tensor of a nest of lists, numbers and tensors; the value itself where it is none."""
+
+    def numbers_of(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.tolist()
+        return [numbers_of(item) for item in value] if isinstance(value, list) else value
+
+    nest = numbers_of(value)
+    try:
+        made = torch.tensor(nest)
+        return torch.tensor(nest, dtype=torch.float64) if made.is_floating_point() else made
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return value
+
+
+def allowed_of(right: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """How far each number may be off: relative to the largest right one of its line (the last axis), or to 1."""
+    if not right.is_floating_point() or not right.numel():
+        return torch.zeros(())
+    sizes = right.double().abs().nan_to_num(nan=0.0, posinf=0.0)
+    return tolerance * (sizes.amax(-1, keepdim=True) if right.dim() else sizes).clamp_min(1.0)
 
 
 def names_of(axes: tuple[str, ...], n: int) -> list[str]:

@@ -1,201 +1,153 @@
 """An answer asked in a process of its own: whatever it does there, it cannot pass, stop or change its judge.
 
-Without a GPU the process is a fork of this one, which has imported torch, Triton and pkv already: some milliseconds.
-With a GPU it is a new Python, because CUDA does not survive a fork: some seconds. Answers come back one by one through
-a pipe, as plain tensors and numbers (loaded with weights_only, so that they cannot carry code). What does not come in
-time, or not at all, is said; it never counts as right.
+Arguments are made here and sent there (preloaded.py), so that the process that answers holds no right answer. Answers
+come back one by one through a pipe, as bytes that hold numbers and no code (packing.py). What does not come in time, or
+not at all, is said; it never counts as right.
 """
 
+import atexit
 import contextlib
-import io
 import os
-import pickle
-import select
-import signal
-import struct
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+import tempfile
+import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
+from pkv.course.answering import Answer, Question, Refused, Stop, read
+from pkv.course.home import PACKAGE
+from pkv.course.preloaded import SIZE, STATUS, Request
+from pkv.course.replies import ENDED, STARTING, answers_of, listen
+from pkv.course.sending import sent
+from pkv.course.sources import names_in
+from pkv.course.tasks import Spec, Task, file_of
 
-from pkv._triton import GPU_VISIBLE
-from pkv.course.answering import Answer, Refused, Stop, answers, function_of, names_used
-from pkv.course.tasks import Raised, Spec, Task, find_task
+AGAIN = 1.0  # seconds for a smaller input, while the smallest that fails is looked for
+_of_thread = threading.local()
 
-HEAD = struct.Struct("<Q")
-LARGEST = 1 << 28  # bytes of one answer
+
+@dataclass(frozen=True)
+class Source:
+    """An exercise file as it was handed in."""
+
+    name: str
+    text: bytes
 
 
 def ask_apart(task: Task, folder: Path, specs: list[Spec], seconds: float | None = None) -> list[Answer | Stop]:
     """The answers of the task's function in `folder` to each spec; a Stop where there is none, and nothing after it."""
-    limit = task.seconds if seconds is None else seconds
-    work = (lambda write: answer_all(task, folder, specs, write)) if not GPU_VISIBLE else None
-    return read_answers(*(forked(work) if work else spawned(task, folder, specs)), limit)
-
-
-def names_apart(task: Task, folder: Path, seconds: float = 10.0) -> set[str]:
-    """The names in the source of the task's function; none where it cannot be loaded."""
-
-    def work(write: Callable[[Any], None]) -> None:
-        write({"value": sorted(names_used(function_of(task, folder)))})
-
-    if GPU_VISIBLE:  # reading a source needs no device
-        try:
-            return names_used(function_of(task, folder))
-        except Refused:
-            return set()
-    (answer, *_) = read_answers(*forked(work), seconds) or [Stop("broken", "")]
-    return set(answer.value) if isinstance(answer, Answer) and isinstance(answer.value, list) else set()
-
-
-def answer_all(task: Task, folder: Path, specs: list[Spec], write: Callable[[Any], None]) -> None:
-    """What runs in the other process: load, ask, write each answer."""
     try:
-        for answer in answers(task, function_of(task, folder), specs):
-            write(packed(answer))
+        return ask_source(task, source_of(task, folder), specs, seconds)
     except Refused as refused:
-        write(packed(refused.stop))
+        return [refused.stop]
 
 
-def packed(answer: Answer | Stop) -> dict[str, Any]:
-    """An answer as plain values."""
-    if isinstance(answer, Stop):
-        return {"stop": [answer.state, answer.text]}
-    if isinstance(answer.value, Raised):
-        return {"raised": [answer.value.kind, answer.value.text, answer.value.line]}
-    return {"value": answer.value, "changed": answer.changed}
-
-
-def unpacked(found: dict[str, Any]) -> Answer | Stop:
-    """What packed() packed."""
-    if "stop" in found:
-        state, text = found["stop"]
-        return Stop(state if state == "not started" else "broken", str(text))
-    if "raised" in found:
-        return Answer(Raised(*found["raised"]))
-    return Answer(found["value"], found.get("changed"))
-
-
-def writer(pipe: int) -> Callable[[Any], None]:
-    """write(value): one length, then its bytes."""
-
-    def write(value: Any) -> None:
-        buffer = io.BytesIO()
-        torch.save(value, buffer)
-        data = HEAD.pack(buffer.tell()) + buffer.getvalue()
-        while data:
-            data = data[os.write(pipe, data) :]
-
-    return write
-
-
-def forked(work: Callable[[Callable[[Any], None]], None]) -> tuple[int, int]:
-    """Run work(write) in a fork; its process id, and the pipe to read from."""
-    reading, writing = os.pipe()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        return child, reading
+def names_apart(task: Task, folder: Path) -> set[str]:
+    """The names that the task's function uses; none where it cannot be read."""
     try:
-        os.close(reading)
-        os.setsid()  # what it starts dies with it
-        for name in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
-        first_to_be_killed()
-        torch.set_num_threads(1)  # a fork has lost the threads of its parent's pool
-        work(writer(writing))
-    except BaseException:
-        os._exit(1)
-    os._exit(0)
+        return names_of_source(task, source_of(task, folder))
+    except Refused:
+        return set()
 
 
-def first_to_be_killed() -> None:
-    """Where memory runs out, this process goes, and not its judge."""
-    with contextlib.suppress(OSError):  # not Linux, or not allowed
-        Path("/proc/self/oom_score_adj").write_text("1000")
+def source_of(task: Task, folder: Path) -> Source:
+    """The exercise file of a task in a folder. Refused where there is none."""
+    path = file_of(folder, task.exercise)
+    return Source(path.name, read(path))
 
 
-def spawned(task: Task, folder: Path, specs: list[Spec]) -> tuple[int, int]:
-    """The same in a new Python process, which may use the GPU."""
-    reading, writing = os.pipe()
-    request = pickle.dumps((task.id, str(folder), specs))
-    child = subprocess.Popen(
-        [sys.executable, "-m", "pkv.course.forks", str(writing)],
-        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        pass_fds=[writing], start_new_session=True,
-    )  # fmt: skip
-    os.close(writing)
-    assert child.stdin is not None
-    child.stdin.write(request)
-    child.stdin.close()
-    child.returncode = 0  # it is reaped in read_answers
-    return child.pid, reading
-
-
-def read_answers(child: int, pipe: int, seconds: float) -> list[Answer | Stop]:
-    """All that comes through the pipe in time; then the process, and what it started, is gone."""
-    end = time.monotonic() + seconds
-    found: list[Answer | Stop] = []
-    data, ended = b"", False
+def names_of_source(task: Task, source: Source) -> set[str]:
+    """As names_apart(), of a file's text. What cannot be parsed does not run either."""
     try:
-        while not ended:
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([pipe], [], [], left)[0]:
-                return [*found, Stop("broken", f"no answer within {seconds:g} s: does a loop ever end?")]
-            part = os.read(pipe, 1 << 20)
-            ended, data = not part, data + part
-            while len(data) >= HEAD.size and len(data) >= HEAD.size + (size := HEAD.unpack_from(data)[0]):
-                body, data = data[HEAD.size : HEAD.size + size], data[HEAD.size + size :]
-                found.append(opened(body))
-            if len(data) > LARGEST:
-                return [*found, Stop("broken", "the answer is too large")]
-    finally:
-        os.close(pipe)
-        status = end_of(child)
-    if status != 0:
-        why = "a signal" if os.WIFSIGNALED(status) else f"exit code {os.waitstatus_to_exitcode(status)}"
-        found.append(Stop("broken", f"its process ended before it answered ({why})"))
+        return names_in(source.text.decode("utf-8-sig", "replace").replace("\r\n", "\n"), task.function)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+
+
+def ask_source(task: Task, source: Source, specs: list[Spec], seconds: float | None = None) -> list[Answer | Stop]:
+    """As ask_apart(), of a file's text."""
+    arguments = tuple(task.arguments(spec) for spec in specs)
+    request = Request(source.name, source.text, Question.of(task), arguments)
+    return server().ask(sent(request), len(specs), source.name, task.seconds if seconds is None else seconds)
+
+
+def server() -> "Server":
+    """This thread's preloaded process, started when it is first needed."""
+    if not hasattr(_of_thread, "server"):
+        _of_thread.server = Server()
+    found: Server = _of_thread.server
     return found
 
 
-def opened(body: bytes) -> Answer | Stop:
-    """One answer out of its bytes."""
-    try:
-        return unpacked(torch.load(io.BytesIO(body), weights_only=True))
-    except Exception as error:
-        return Stop("broken", f"the answer cannot be read: {type(error).__name__}")
+def close_server() -> None:
+    """End this thread's preloaded process, if there is one."""
+    if hasattr(_of_thread, "server"):
+        _of_thread.server.close()
+        del _of_thread.server
 
 
-def end_of(child: int) -> int:
-    """Wait for a process that has closed its pipe, or kill it; everything that it started dies."""
-    status = 0
-    for _ in range(50):
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            break
-        time.sleep(0.002)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
-    if not done:
-        _, status = os.waitpid(child, 0)
-    return status
+class Server:
+    """A preloaded process, and the socket through which it is asked. It ends when the socket is closed."""
 
+    def __init__(self) -> None:
+        self.start()
 
-def main(pipe: int) -> None:
-    """python -m pkv.course.forks PIPE: what spawned() starts."""
-    task_id, folder, specs = pickle.load(sys.stdin.buffer)  # from our own parent
-    first_to_be_killed()
-    answer_all(find_task(task_id), Path(folder), specs, writer(pipe))
+    def start(self) -> None:
+        """Start it; some seconds pass until it answers."""
+        self.folder = tempfile.TemporaryDirectory(prefix="pkv-answers-", ignore_cleanup_errors=True)
+        self.control, its = socket.socketpair()
+        given = os.environ.get("PYTHONPATH")
+        paths = [str(PACKAGE.parent), *map(os.path.abspath, given.split(os.pathsep) if given else [])]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+            "MALLOC_ARENA_MAX": "2",  # each thread would reserve 64 MiB, which the limit of memory counts
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # CUDA must not be in use before it forks
+        }  # fmt: skip
+        runs = f"from pkv.course.preloaded import serve; serve({its.fileno()}, {self.folder.name!r})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-c", runs],
+            pass_fds=[its.fileno()], env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, cwd="/",
+            start_new_session=True,  # Ctrl-C is for the judge
+        )  # fmt: skip
+        its.close()
+        atexit.register(self.close)
 
+    def ask(self, request: bytes, n_answers: int, name: str, seconds: float) -> list[Answer | Stop]:
+        """The answers to a request, as many as come."""
+        reading, writing = os.pipe()
+        try:
+            try:
+                socket.send_fds(self.control, [SIZE.pack(len(request))], [writing])
+                self.control.sendall(request)
+            finally:
+                os.close(writing)
+            parts, why = listen(reading, n_answers, seconds)
+        except OSError:
+            parts, why = [], ENDED
+        finally:
+            os.close(reading)
+        return answers_of(parts, why, self.finish(), n_answers, name, seconds)
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    def finish(self) -> int | None:
+        """End the request; its process's exit status, or None where the server was lost: there is a new one then."""
+        with contextlib.suppress(OSError):
+            self.control.settimeout(STARTING)
+            self.control.sendall(b".")
+            told = self.control.recv(STATUS.size)
+            if len(told) == STATUS.size:
+                self.control.settimeout(None)
+                status: int = STATUS.unpack(told)[0]
+                return status
+        self.close()
+        self.start()
+        return None
+
+    def close(self) -> None:
+        """End it."""
+        atexit.unregister(self.close)
+        self.control.close()
+        self.process.kill()
+        self.process.wait()
+        self.folder.cleanup()

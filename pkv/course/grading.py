@@ -9,6 +9,7 @@ One test for each property of each task. Plain `pytest` collects none of them. A
 tests has passed: passes are counted, so that a skip, an early exit or an empty folder is worth nothing.
 """
 
+import importlib
 import json
 import random
 from pathlib import Path
@@ -18,45 +19,12 @@ import pytest
 
 from pkv.course.home import learners_folder, material
 from pkv.course.points import Graded, results_json, table
+from pkv.course.tasks import Task, all_tasks, find_task
 
-GRADERS = "exercises"  # the folder beside this plugin's conftest.py
+GRADERS = "tests/exercises"
 STATE = pytest.StashKey["Grading"]()
-
-
-class Grading:
-    """What is graded in this run, and the reports so far."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        asked = config.getoption("--impl")
-        self.name = asked or "exercises"
-        self.folder = folder_of(asked)
-        given = config.getoption("--seed")
-        self.seed = random.SystemRandom().randrange(1_000_000) if given is None else given
-        self.reports: dict[str, Any] = {}
-        self.passed: dict[str, int] = {}
-        self.texts: dict[str, list[str]] = {}
-
-    def report(self, task: Any) -> Any:
-        """The report of a task, made once."""
-        from pkv.course.checking import report_apart
-
-        if task.id not in self.reports:
-            self.reports[task.id] = report_apart(task, self.folder, self.seed)
-        return self.reports[task.id]
-
-
-def folder_of(asked: str | None) -> Path:
-    """The folder that --impl names: the learner's exercises, the solutions, or a path."""
-    if asked in (None, "exercises"):
-        return learners_folder() / "exercises"
-    if asked == "solutions":
-        return material("solutions")
-    folder = Path(asked).resolve()
-    if not folder.is_dir():
-        raise pytest.UsageError(
-            f"--impl {asked}: no such folder; name one with exercise files, or exercises, or solutions"
-        )
-    return folder
+OPTIONS = ("--impl", "--seed", "--points-json")
+ANSWERS = ("exercises", "solutions")  # folders of answers: pytest has nothing to collect there
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -67,126 +35,170 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--points-json", metavar="FILE", help="write points, as Gradescope's results.json")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Decide what is graded, with which numbers; --impl alone asks for the graders."""
+    """Are graders asked for, of what, and with which numbers? --impl alone asks for them."""
     config.addinivalue_line("markers", "task(id): a property of an exercise's task")
-    if config.getoption("--seed") is None and hasattr(config, "workerinput"):
-        config.option.seed = config.workerinput["pkv_seed"]  # all workers grade with the same numbers
-    config.stash[STATE] = Grading(config)
-    if config.getoption("--impl") and not given_paths(config):
-        config.args[:] = [str(graders(config))]
+    given = [option for option in OPTIONS if config.getoption(option) is not None]
+    if given and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = [str(config.rootpath / GRADERS)]
+    for path in paths_of(config):
+        for name in ANSWERS:
+            if path.is_relative_to(config.rootpath / name):
+                raise pytest.UsageError(f"{name}/ holds answers, and no tests. Grade it: pytest --impl {name}")
+    if is_grading(config):
+        config.stash[STATE] = Grading(config)
+        config.pluginmanager.register(config.stash[STATE], "pkv-grading")
+    elif given:
+        raise pytest.UsageError(f"{given[0]} asks for graders: name {GRADERS}, or no path at all")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """All of xdist's workers grade with the same numbers."""
-    node.workerinput["pkv_seed"] = node.config.stash[STATE].seed
-
-
-def graders(config: pytest.Config) -> Path:
-    """The folder of the graders."""
-    return config.rootpath / "tests" / GRADERS
-
-
-def given_paths(config: pytest.Config) -> bool:
-    """Were paths named on the command line?"""
-    return config.args_source is pytest.Config.ArgsSource.ARGS
+def paths_of(config: pytest.Config) -> list[Path]:
+    """What is to be collected."""
+    return [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.args]
 
 
 def is_grading(config: pytest.Config) -> bool:
-    """Are graders asked for, by path or by --impl?"""
-    named = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
-    return any(path.resolve().is_relative_to(graders(config)) for path in named)
+    """Are graders asked for?"""
+    return any(path.is_relative_to(config.rootpath / GRADERS) for path in paths_of(config))
 
 
-def pytest_report_header(config: pytest.Config) -> str | None:
-    """What is graded."""
-    if not is_grading(config):
-        return None
-    state = config.stash[STATE]
-    return f"pkv: grading {state.name} ({state.folder}), seed {state.seed} (--seed {state.seed} repeats its numbers)"
+def folder_of(asked: str | None) -> Path:
+    """The folder that --impl names: the learner's exercises, the solutions, or a path; or exercises/ in there."""
+    if asked in (None, "exercises"):
+        return learners_folder() / "exercises"
+    if asked == "solutions":
+        return material("solutions")
+    folder = Path(asked or "").resolve()
+    if not folder.is_dir():
+        raise pytest.UsageError(
+            f"--impl {asked}: no such folder; name one with exercise files, or exercises, or solutions"
+        )
+    return folder if list(folder.glob("ex*.py")) or not (folder / "exercises").is_dir() else folder / "exercises"
+
+
+class Grading:
+    """What is graded in this run, and how: the hooks of a run that grades."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.name = config.getoption("--impl") or "exercises"
+        self.folder = folder_of(config.getoption("--impl"))
+        self.file = config.getoption("--points-json")
+        if self.file and not Path(self.file).absolute().parent.is_dir():
+            raise pytest.UsageError(f"--points-json {self.file}: there is no such folder to write it into")
+        told = getattr(config, "workerinput", None)  # to a worker of pytest-xdist
+        self.is_worker = told is not None
+        given = told["pkv_seed"] if told else config.getoption("--seed")
+        self.seed = random.SystemRandom().randrange(1_000_000) if given is None else given
+        self.reports: dict[str, Any] = {}
+        self.passed: dict[str, set[str]] = {}
+        self.texts: dict[str, list[str]] = {}
+
+    def report(self, task: Task) -> Any:
+        """The report of a task, made once. Where a file does not run, its other tasks are not asked."""
+        from pkv.course.checking import report_apart, stopped
+
+        if task.id not in self.reports:
+            of_file = [r for r in self.reports.values() if r.task.exercise == task.exercise and r.stop]
+            dead = next((r.stop for r in of_file if r.stop.of_file), None)
+            self.reports[task.id] = (
+                stopped(task, dead, self.seed) if dead else report_apart(task, self.folder, self.seed)
+            )
+        return self.reports[task.id]
+
+    def graded(self) -> list[Graded]:
+        """What each task has earned: its points if as many of its tests have passed as it has. Of -k only those."""
+        option = self.config.option
+        is_part = option.keyword or option.markexpr or option.deselect or getattr(option, "lf", False)
+        is_part = is_part or any("::" in arg for arg in self.config.args)
+        return [
+            Graded(
+                task, len(self.passed.get(task.id, ())) == n_tests(task),
+                tuple(dict.fromkeys(self.texts.get(task.id, ()))),
+            )
+            for task in all_tasks()
+            if not is_part or task.id in self.passed or task.id in self.texts
+        ]  # fmt: skip
+
+    def pytest_report_header(self) -> str:
+        """What is graded."""
+        return f"pkv: grading {self.name} ({self.folder}), seed {self.seed} (--seed {self.seed} repeats its numbers)"
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """All of xdist's workers grade with the same numbers."""
+        node.workerinput["pkv_seed"] = self.seed
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> Any:
+        """A task's tests go to one worker, so that it is judged once."""
+        if config.getvalue("dist") != "load":
+            return None
+        scheduler: Any = importlib.import_module("xdist.scheduler").LoadScopeScheduling
+
+        class ByTask(scheduler):
+            def _split_scope(self, nodeid: str) -> str:
+                return nodeid.rpartition("-")[0]
+
+        return ByTask(config, log)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count what has passed."""
+        task_id = dict(report.user_properties).get("task")
+        if not isinstance(task_id, str):
+            return
+        if report.passed and report.when == "call":
+            self.passed.setdefault(task_id, set()).add(report.nodeid)
+        elif report.failed:
+            self.texts.setdefault(task_id, []).append(str(report.longrepr).strip())
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the points; a run in which not all has passed is no success, whatever the reason."""
+        if self.is_worker:
+            return
+        graded = self.graded()
+        if exitstatus == pytest.ExitCode.OK and any(one.counts and not one.is_correct for one in graded):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self.file and not self.config.option.collectonly:
+            results = results_json(graded, {"graded": self.name, "seed": self.seed})
+            Path(self.file).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The table of points."""
+        if not self.is_worker and not self.config.option.collectonly:
+            terminalreporter.section("points")
+            terminalreporter.write_line(table(self.graded()))
+
+
+def n_tests(task: Task) -> int:
+    """Its properties, and that it is the author's own work."""
+    return len(task.properties) + 1
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """test_property(task, index) becomes one test for each property, named by the task: -k ex03_2 chooses."""
     if {"task", "index"} <= set(metafunc.fixturenames):
-        from pkv.course.tasks import all_tasks
-
-        wanted = [(task, index) for task in all_tasks() for index in range(n_tests(task))]
         marks = [
             pytest.param(task, index, id=f"{task.id}-{index}", marks=pytest.mark.task(task.id))
-            for task, index in wanted
+            for task in all_tasks()
+            for index in range(n_tests(task))
         ]
         metafunc.parametrize(("task", "index"), marks)
 
 
-def n_tests(task: Any) -> int:
-    """Its properties, and that it is the author's own work."""
-    return len(task.properties) + 1
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Points and task go into JUnit's XML."""
+    for item in items:
+        marker = item.get_closest_marker("task")
+        if marker:
+            task = find_task(marker.args[0])
+            facts = {"task": task.id, "title": task.title, "points": task.points, "tag": task.tag}
+            item.user_properties += (facts | {"seed": item.config.stash[STATE].seed}).items()
 
 
 @pytest.fixture
 def grading(request: pytest.FixtureRequest) -> Grading:
     """What is being graded."""
     return request.config.stash[STATE]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Points and task go into JUnit's XML."""
-    from pkv.course.tasks import find_task
-
-    for item in items:
-        marker = item.get_closest_marker("task")
-        if marker:
-            task = find_task(marker.args[0])
-            item.user_properties += [
-                ("task", task.id),
-                ("title", task.title),
-                ("points", task.points),
-                ("tag", task.tag),
-            ]
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The table of points, and the file of them."""
-    if hasattr(config, "workerinput") or not is_grading(config):
-        return
-    graded = points_of(terminalreporter.stats)
-    terminalreporter.section("points")
-    terminalreporter.write_line(table(graded))
-    file = config.getoption("--points-json")
-    if file:
-        Path(file).write_text(json.dumps(results_json(graded), indent=1) + "\n", encoding="utf-8")
-
-
-def points_of(stats: dict[str, list[Any]]) -> list[Graded]:
-    """What each task has earned: all of its points if as many of its tests have passed as it has, else none."""
-    from pkv.course.tasks import all_tasks
-
-    passed: dict[str, set[str]] = {}
-    texts: dict[str, list[str]] = {}
-    for outcome, reports in stats.items():
-        for report in reports:
-            task_id = dict(getattr(report, "user_properties", [])).get("task")
-            if task_id is None:
-                continue
-            if outcome == "passed" and report.when == "call":
-                passed.setdefault(task_id, set()).add(report.nodeid)
-            elif outcome in ("failed", "error"):
-                texts.setdefault(task_id, []).append(str(report.longrepr).strip())
-    return [
-        Graded(task, len(passed.get(task.id, ())) == n_tests(task), tuple(dict.fromkeys(texts.get(task.id, ()))))
-        for task in all_tasks()
-    ]
-
-
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """A run in which graders were asked for and none has run is no success."""
-    config = session.config
-    if hasattr(config, "workerinput") or not is_grading(config) or exitstatus != 0:
-        return
-    reporter = config.pluginmanager.get_plugin("terminalreporter")
-    graded = points_of(reporter.stats) if reporter else []
-    asked = {marker.args[0] for item in session.items if (marker := item.get_closest_marker("task"))}
-    if any(not one.is_correct and one.counts for one in graded if one.task.id in asked):
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -7,14 +7,34 @@
 """
 
 import functools
+import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from pkv.course import progress
-from pkv.course.tasks import find_task
+from pkv.course.home import learners_folder, material
+from pkv.course.tasks import find_task, name_of_file
 
 LEVELS = 3
 FOLDER = Path(__file__).resolve().parent / "hints"
+
+
+@dataclass(frozen=True)
+class Hint:
+    """One hint of a task. level: 1, 2, ...; of: how many there are; solution: its file, after the last hint only."""
+
+    task: str
+    level: int
+    of: int
+    text: str
+    solution: str | None = None
+
+    def __str__(self) -> str:
+        said = [f"hint {self.level} of {self.of}: {self.text}"] if self.of else []
+        if self.solution:
+            said.append(f"There are no more hints. A solution is {find_task(self.task).writes} in {self.solution}")
+        return "\n".join(said)
 
 
 @functools.cache
@@ -28,14 +48,19 @@ def hints_of(task_id: str) -> tuple[str, ...]:
     return tuple(" ".join(part.split()) if "```" not in part else part.strip() for part in parts)
 
 
-def next_hint(task_id: str) -> str:
-    """The next hint that the learner has not seen, which is recorded; after the last, where the solution is."""
-    task, known = find_task(task_id), hints_of(task_id)
-    seen = progress.entry_of(task_id).hints
-    if seen >= len(known):
-        last = f"hint {len(known)} of {len(known)}: {known[-1]}\n" if known else ""
-        return (
-            f"{last}There are no more hints. solutions/ has a solution, in the file of the same name: {task.function}."
-        )
+def next_hint(task_id: str) -> Hint:
+    """The next hint that the learner has not seen, which is noted; after the last, that and where the solution is."""
+    known = hints_of(task_id)
+    seen = min(progress.entry_of(task_id).hints, len(known))
+    if seen == len(known):
+        return Hint(task_id, seen, len(known), known[-1] if known else "", solution_file(task_id))
     progress.note(task_id, hints=seen + 1)
-    return f"hint {seen + 1} of {len(known)}: {known[seen]}"
+    return Hint(task_id, seen + 1, len(known), known[seen])
+
+
+def solution_file(task_id: str) -> str:
+    """Where a task's solution is: from the learner's folder if it lies there, as in a clone."""
+    file = material("solutions") / name_of_file(find_task(task_id).exercise)
+    if file.is_relative_to(learners_folder()):
+        return os.path.relpath(file, learners_folder())
+    return str(file)

@@ -9,6 +9,11 @@ from pkv.course.tasks import GPU_OPTIONAL, Task
 NO_GPU = "needs a GPU, and there is none here: it does not count"
 
 
+def counts_here(task: Task) -> bool:
+    """Tasks for a GPU count only where there is one."""
+    return task.tag != GPU_OPTIONAL or GPU_VISIBLE
+
+
 @dataclass(frozen=True)
 class Graded:
     """A task, whether it is solved, and what there is to say if not."""
@@ -19,8 +24,7 @@ class Graded:
 
     @property
     def counts(self) -> bool:
-        """Tasks for a GPU count only where there is one."""
-        return self.task.tag != GPU_OPTIONAL or GPU_VISIBLE
+        return counts_here(self.task)
 
     @property
     def points(self) -> int:
@@ -41,19 +45,20 @@ def table(graded: list[Graded]) -> str:
     return "\n".join([*lines, f"{'sum':8}{total:3} of {most}"])
 
 
-def results_json(graded: list[Graded]) -> dict[str, Any]:
-    """Gradescope's results.json: a score, and a test for each task."""
+def results_json(graded: list[Graded], facts: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Gradescope's results.json: a score, a test for each task, and facts that only teachers see."""
     tests = [
         {
             "name": f"{one.task.id} {one.task.title}",
             "number": f"{number}",
             "score": one.points,
             "max_score": one.most,
-            "status": "passed" if one.is_correct and one.counts else "failed",
             "output": NO_GPU if not one.counts else "\n".join(one.texts) or ("" if one.is_correct else "not graded"),
             "output_format": "text",
             "tags": [one.task.tag],
+            "visibility": "visible",
         }
+        | ({"status": "passed" if one.is_correct else "failed"} if one.counts else {})
         for number, one in enumerate(graded, 1)
     ]
-    return {"score": sum(one.points for one in graded), "tests": tests, "stdout_visibility": "visible"}
+    return {"score": sum(one.points for one in graded), "tests": tests, "extra_data": facts or {}}

@@ -1,50 +1,26 @@
-"""How far a learner is: one file in the learner's folder, written by every check and hint.
+"""How far a learner is: what every check and hint has noted, as a table, and what comes next.
 
-A task is not started, runs, is correct, is correct on a GPU, or is fast enough there. Only the file in exercises/
-counts, never a function tried in a notebook. What was reached stays reached as long as the answer is checked again and
-holds: a check that fails takes the state back.
+A task is not started, is broken, runs, is correct, is correct on a GPU, or is fast enough there. Only the file in
+exercises/ counts, never a function tried in a notebook. What was reached on a GPU stays reached where the answer is
+checked again without one and holds; a check that fails takes the state back.
 """
 
-import contextlib
 import dataclasses
-import json
-import os
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from pkv._triton import GPU_VISIBLE
+from pkv.course import entries
+from pkv.course.entries import STATES, Entries, Entry
 from pkv.course.home import learners_folder
-from pkv.course.tasks import Task, all_tasks, find_task
+from pkv.course.points import counts_here
+from pkv.course.tasks import Task, all_tasks, find_task, name_of_file
 
-FILE = ".pkv-progress.json"
-STATES = ("not started", "broken", "runs", "correct", "correct on GPU", "fast enough")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What is known of one task. state: one of STATES; hints: how many were read."""
-
-    state: str = "not started"
-    hints: int = 0
-
-    @property
-    def is_done(self) -> bool:
-        return STATES.index(self.state) >= STATES.index("correct")
+CORRECT, CORRECT_ON_GPU, FAST_ENOUGH = STATES[-3:]
 
 
-def read() -> dict[str, Entry]:
-    """All entries; what is not in the file, or not to be read, is not started."""
-    try:
-        found = json.loads((learners_folder() / FILE).read_text(encoding="utf-8"))
-        return {task_id: entry_from(found[task_id]) for task_id in found if isinstance(found[task_id], dict)}
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}
-
-
-def entry_from(found: dict[str, Any]) -> Entry:
-    """An entry from a file that anyone may have edited."""
-    state, hints = found.get("state"), found.get("hints")
-    return Entry(state if state in STATES else "not started", hints if isinstance(hints, int) and hints >= 0 else 0)
+def read() -> Entries:
+    """All entries; a task without one is not started."""
+    return entries.read(learners_folder())
 
 
 def entry_of(task_id: str) -> Entry:
@@ -53,57 +29,67 @@ def entry_of(task_id: str) -> Entry:
 
 
 def note(task_id: str, **changes: Any) -> None:
-    """Write what has changed. A folder that cannot be written to costs the progress, not the check."""
-    find_task(task_id)
-    entries = read()
-    entries[task_id] = dataclasses.replace(entries.get(task_id, Entry()), **changes)
-    file = learners_folder() / FILE
-    text = json.dumps({name: dataclasses.asdict(entries[name]) for name in sorted(entries)}, indent=1)
-    with contextlib.suppress(OSError):
-        beside = file.with_suffix(f".{os.getpid()}")
-        beside.write_text(text + "\n", encoding="utf-8")
-        beside.replace(file)  # whole, or not at all
+    """Keep what has changed of one task: state=, hints=."""
+    entries.change(learners_folder(), {find_task(task_id).id: changes})
 
 
-def next_step(entries: dict[str, Entry]) -> str:
+def reached(task: Task, state: str) -> None:
+    """Keep the state that a check has found."""
+    before = entry_of(task.id).state
+    note(task.id, state=before if state == CORRECT and before in (CORRECT_ON_GPU, FAST_ENOUGH) else state)
+
+
+def start_over(exercise: str) -> None:
+    """The tasks of an exercise are not started again; which hints were read stays."""
+    known = read()
+    again = {task.id: {"state": STATES[0]} for task in all_tasks() if task.exercise == exercise and task.id in known}
+    entries.change(learners_folder(), again)
+
+
+def state_of(task: Task, known: Entries) -> str:
+    """The state as it is shown: a task that counts only on a GPU says so where there is none."""
+    entry = known.get(task.id, Entry())
+    return entry.state if entry.is_done or counts_here(task) else "needs a GPU"
+
+
+def next_step(known: Entries) -> str:
     """What to do next, in a sentence."""
-    todo = [task for task in all_tasks() if not entries.get(task.id, Entry()).is_done]
-    if not todo:
-        return "All tasks are solved."
-    task = todo[0]
-    return f"next: {task.id}, {task.title} (about {task.lines} lines of {task.function} in {file_name(task)})"
+    todo = [task for task in all_tasks() if not known.get(task.id, Entry()).is_done]
+    for task in filter(counts_here, todo):
+        return f"next: {task.id}, {task.title} ({task.about} of {task.writes} in {file_name(task)})"
+    if todo:
+        return "all is done but what needs a GPU"
+    slow = [task.id for task in all_tasks() if GPU_VISIBLE and task.race and state_of(task, known) != FAST_ENOUGH]
+    return f"next: make {slow[0]} fast enough, on this GPU" if slow else "all is done"
 
 
 def file_name(task: Task) -> str:
     """The exercise file of a task, as a learner sees it."""
-    from pkv.course.tasks import file_of
-
-    return f"exercises/{file_of(learners_folder() / 'exercises', task.exercise).name}"
+    return f"exercises/{name_of_file(task.exercise)}"
 
 
 def as_json() -> dict[str, Any]:
     """Progress as one object."""
-    entries = read()
+    known = read()
     tasks = [
         {"task": task.id, "title": task.title, "points": task.points, "tag": task.tag}
-        | dataclasses.asdict(entries.get(task.id, Entry()))
+        | dataclasses.asdict(known.get(task.id, Entry()))
+        | {"state": state_of(task, known)}
         for task in all_tasks()
     ]
-    done = [entries.get(task.id, Entry()).is_done for task in all_tasks()]
-    return {"folder": str(learners_folder()), "solved": sum(done), "tasks": tasks, "next": next_step(entries)}
+    return {"folder": str(learners_folder()), "solved": n_solved(known), "tasks": tasks, "next": next_step(known)}
+
+
+def n_solved(known: Entries) -> int:
+    """How many tasks are correct."""
+    return sum(known.get(task.id, Entry()).is_done for task in all_tasks())
 
 
 def as_text() -> str:
     """Progress as a table."""
-    entries = read()
+    known = read()
     lines = [f"{'task':8}{'state':16}{'hints':>5}  what"]
     for task in all_tasks():
-        entry = entries.get(task.id, Entry())
-        lines.append(f"{task.id:8}{entry.state:16}{entry.hints or '-':>5}  {task.title}")
-    solved = sum(entries.get(task.id, Entry()).is_done for task in all_tasks())
-    return "\n".join([*lines, f"{solved} of {len(all_tasks())} solved; {next_step(entries)}"])
-
-
-def folder_file() -> Path:
-    """Where progress is kept."""
-    return learners_folder() / FILE
+        n_hints = known.get(task.id, Entry()).hints
+        lines.append(f"{task.id:8}{state_of(task, known):16}{n_hints or '-':>5}  {task.title}")
+    return "\n".join([*lines, f"{n_solved(known)} of {len(all_tasks())} solved; {next_step(known)}"])

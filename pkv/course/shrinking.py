@@ -11,7 +11,8 @@ SECONDS = 1.0  # a reader waits for it
 def shrink(spec: Spec, fails: Callable[[Spec], bool], fixed: tuple[str, ...] = (), seconds: float = SECONDS) -> Spec:
     """A spec that fails and of which no smaller neighbour does, or the best that `seconds` allow.
 
-    >>> shrink({"lengths": [7, 30, 2], "page_size": 8}, lambda spec: max(spec["lengths"], default=0) > spec["page_size"])
+    >>> too_long = lambda spec: max(spec["lengths"], default=0) > spec["page_size"]
+    >>> shrink({"lengths": [7, 30, 2], "page_size": 8}, too_long)
     {'lengths': [2], 'page_size': 1}
     """
     end = time.monotonic() + seconds
@@ -40,13 +41,13 @@ def neighbours(spec: Spec, fixed: tuple[str, ...]) -> Iterator[Spec]:
 
 
 def smaller_values(value: object) -> Iterator[object]:
-    """Smaller values of an int, or a list of them; never 0: nothing at all is a case of its own."""
+    """Smaller values of an int, or a list of them; never 0 or []: nothing at all is a case of its own."""
     if isinstance(value, bool):
         return
     if isinstance(value, int):
         yield from dict.fromkeys(x for x in (1, value // 2, value - 1) if 0 < x < value)
     elif isinstance(value, list):
-        for index in range(len(value)):
+        for index in range(len(value)) if len(value) > 1 else ():
             yield value[:index] + value[index + 1 :]
         for index, item in enumerate(value):
             for smaller in smaller_values(item):

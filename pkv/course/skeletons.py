@@ -3,8 +3,8 @@
     python -m pkv.course.skeletons            # write every exercises/*.py anew from solutions/*.py
 
 A function whose docstring begins with a task's id, as in "ex01_4: ...", loses its body. What is given to the learner
-stands between the comments `# given` and `# yours`. A plain function then raises NotImplementedError with the task's id;
-a kernel cannot raise, so its launcher has the same id and does.
+stands between the comments `# given` and `# yours`. A plain function then raises NotImplementedError with the task's
+id; a kernel cannot raise, so its launcher has the same id and does.
 """
 
 import ast
@@ -31,7 +31,8 @@ def skeleton(source: str) -> str:
         if found is None:
             continue
         first = node.body[0]
-        assert first.end_lineno is not None and node.end_lineno is not None
+        assert first.end_lineno is not None
+        assert node.end_lineno is not None
         made += lines[done : first.end_lineno]
         made += body_of(found[1], node, lines[first.end_lineno : node.end_lineno])
         done = node.end_lineno
@@ -41,11 +42,11 @@ def skeleton(source: str) -> str:
 def body_of(task_id: str, node: ast.FunctionDef, lines: list[str]) -> list[str]:
     """What stands in place of a task's body."""
     task = find_task(task_id)
-    about = f"about {task.lines} line{'s' if task.lines > 1 else ''}"
     is_kernel = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-    made = (
-        [] if is_kernel else [f'    raise NotImplementedError("{task_id}: {node.name} is not written yet ({about})")']
-    )
+    says = f"{node.name} is not written yet ({task.about})"
+    if task.kernel:
+        says = f"write {task.kernel} ({task.about}), then delete this line"
+    made = [] if is_kernel else [f'    raise NotImplementedError("{task_id}: {says}")']
     is_given = says_yours = False
     for line in lines:
         if line.strip() in (GIVEN, YOURS):
@@ -54,7 +55,7 @@ def body_of(task_id: str, node: ast.FunctionDef, lines: list[str]) -> list[str]:
             made.append(line)
         elif is_kernel and not says_yours:
             indent = line[: len(line) - len(line.lstrip())] or "    "
-            made += [f"{indent}# {task_id}: yours, {about}"]
+            made += [f"{indent}# {task_id}: yours, {task.about}"]
             says_yours = True
     if is_kernel and all(line.strip().startswith("#") or not line.strip() for line in made):
         made.append("    pass")

@@ -15,10 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pkv.course.home import file_names
+
 Spec = dict[str, Any]
 CPU, GPU_OPTIONAL = "cpu", "gpu-optional"
-# What no task may be solved with: the attention of others, our own, and the answers.
-SHORTCUTS = ("scaled_dot_product_attention", "flex_attention", "decode", "solutions", "course")
+# What no task may be solved with: the attention of others, our own, the answers; and what hides a name from a reader.
+ATTENTION = (
+    "scaled_dot_product_attention", "flex_attention", "multi_head_attention_forward", "MultiheadAttention", "decode",
+)  # fmt: skip
+EVASIVE = ("eval", "exec", "globals", "__import__", "importlib", "_getframe", "gc", "ctypes")
+SHORTCUTS = (*ATTENTION, *EVASIVE, "solutions", "course")
 
 
 class Unfit(ValueError):
@@ -46,9 +52,9 @@ class Property:
 class Mistake:
     """A wrong answer with a name.
 
-    says: what is wrong, in the task's words, or a function (case, got) -> that. wrong: what is answered by whoever makes
-    it. shows: for mistakes whose answer cannot be known beforehand: (case, got) -> does this answer come of it, `got`
-    being a value, or an exception's name as Raised.
+    says: what is wrong, in the task's words, or a function (case, got) -> that. wrong: what is answered by whoever
+    makes it. shows: for mistakes whose answer cannot be known beforehand: (case, got) -> does this answer come of it,
+    `got` being a value, or an exception's name as Raised.
     """
 
     name: str
@@ -70,11 +76,13 @@ class Raised:
 class Task:
     """One task of an exercise file.
 
-    id: "ex00_1". function: the name in the exercise file. lines: about how many to write. arguments(spec) -> what it is
-    called with; `right` gives the answer to the same. axes: what the axes of a tensor in the answer are, by which a
-    difference is located. tolerance: the largest difference of floats, relative to the largest right value.
-    fixed: keys of a spec that are not shrunk. call(function, *arguments): where the function is not simply called.
+    id: "ex00_1". function: the name in the exercise file. kernel: the Triton kernel to write, where the function, which
+    is given, only launches it. lines: about how many to write. arguments(spec) -> what it is called with; `right` gives
+    the answer to the same. axes: what the axes of a tensor in the answer are, by which a difference is located.
+    tolerance: the largest difference of floats, relative to the largest right value. fixed: keys of a spec that are not
+    shrunk. call(function, *arguments): where the function is not simply called.
     shortcuts: names it may not use, besides SHORTCUTS. tag: GPU_OPTIONAL tasks count only where there is a GPU.
+    race: a larger case, on which a correct answer is timed beside the solution, on a GPU only.
     """
 
     id: str
@@ -94,6 +102,13 @@ class Task:
     allowed: tuple[str, ...] = ()
     tag: str = CPU
     seconds: float = 30.0
+    kernel: str = ""
+    race: Spec | None = None
+
+    @property
+    def about(self) -> str:
+        """How much is to be written."""
+        return f"about {self.lines} line{'' if self.lines == 1 else 's'}"
 
     @property
     def exercise(self) -> str:
@@ -101,9 +116,14 @@ class Task:
         return self.id.partition("_")[0]
 
     @property
+    def writes(self) -> str:
+        """What the learner writes."""
+        return self.kernel or self.function
+
+    @property
     def forbidden(self) -> set[str]:
         """Names that an answer may not use: whoever calls the specification has written nothing."""
-        return ({*SHORTCUTS, *self.shortcuts, f"{self.function}_spec"}) - {*self.allowed}
+        return ({*SHORTCUTS, *self.shortcuts, f"{self.function}_spec", f"{self.writes}_spec"}) - {*self.allowed}
 
     def case(self, spec: Spec) -> Case:
         """The question that a spec stands for; its arguments are made anew at every call. Unfit where there is none."""
@@ -121,7 +141,7 @@ class Task:
 @functools.cache
 def all_tasks() -> tuple[Task, ...]:
     """Every task, in the course's order."""
-    from pkv.course import ex00, ex01, ex02, ex03, ex04, ex05
+    from pkv.course.graders import ex00, ex01, ex02, ex03, ex04, ex05
 
     return tuple(task for module in (ex00, ex01, ex02, ex03, ex04, ex05) for task in module.TASKS)
 
@@ -136,7 +156,20 @@ def find_task(task_id: str) -> Task:
     return found[0]
 
 
+def find_tasks(name: str) -> list[Task]:
+    """The task of an id, "ex03_2", or all of an exercise, "ex03"."""
+    return [task for task in all_tasks() if task.exercise == name] or [find_task(name)]
+
+
+def name_of_file(exercise: str) -> str:
+    """The name of an exercise's file, "ex00_paged_kv_cache.py"."""
+    return file_names().get(exercise, f"{exercise}.py")
+
+
 def file_of(folder: Path, exercise: str) -> Path:
-    """The file of an exercise in a folder: the one whose name begins with "ex00_", or is ex00.py."""
+    """The file of an exercise in a folder: by its name, or else one that begins like it ("ex00_mine.py", "ex00.py")."""
+    named = folder / name_of_file(exercise)
+    if named.is_file():  # beside a copy of it, such as JupyterLab's ex00_paged_kv_cache-Copy1.py
+        return named
     found = sorted(path for path in folder.glob(f"{exercise}*.py") if path.stem.partition("_")[0] == exercise)
-    return found[0] if found else folder / f"{exercise}.py"
+    return found[0] if found else named

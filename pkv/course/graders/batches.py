@@ -44,7 +44,7 @@ def row_of(pages: torch.Tensor, page_ids: torch.Tensor, length: int) -> torch.Te
 
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, *,
-    head_map: str = "group", lse_of: str = "natural", divided: bool = True,
+    head_map: str = "group", lse_of: str = "natural", divided: bool = True, one_max: bool = False,
 ) -> Any:  # fmt: skip
     """out [n_q_heads, head_dim] and lse [n_q_heads] of one row, in fp64, then as q; the options are mistakes."""
     n_q_heads, n_kv_heads = q.shape[0], k.shape[1]
@@ -53,7 +53,7 @@ def attend(
     group = n_q_heads // n_kv_heads
     heads = torch.tensor([i % n_kv_heads if head_map == "modulo" else i // group for i in range(n_q_heads)])
     scores = scale * torch.einsum("hd,thd->th", q.double(), k[:, heads].double())
-    largest = scores.amax(0)
+    largest = scores.amax().expand(n_q_heads) if one_max else scores.amax(0)
     weights = (scores - largest).exp()
     total = weights.sum(0)
     out = torch.einsum("th,thd->hd", weights, v[:, heads].double())

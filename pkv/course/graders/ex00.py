@@ -5,27 +5,21 @@ from typing import Any
 
 import torch
 
-from pkv.course.batches import attend, paged_row, row_of
+from pkv.course.graders.batches import attend, paged_row, row_of
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 
-LENGTHS = Property(
-    "a part-filled page counts, a full one once", lambda rng: sizes(rng, [(3, 4), (4, 4), (5, 4), (10, 4)])
+PAGES = (
+    Property("a part-filled last page counts", lambda rng: sizes(rng, [(3, 4), (5, 4), (10, 4)], (-1, 1))),
+    Property("a full page counts once", lambda rng: sizes(rng, [(4, 4), (8, 4), (1, 1), (3, 1)], (0,))),
+    Property("an empty row", lambda rng: sizes(rng, [(0, 4), (0, 1), (0, 16)], ())),
 )
-EMPTY = Property("an empty row", lambda rng: sizes(rng, [(0, 4), (0, 1), (0, 16)]))
 
 
-def sizes(rng: random.Random, first: list[tuple[int, int]]) -> list[Spec]:
-    """Lengths and page sizes: those given, with page sizes 1 and 16, and some drawn, around whole pages."""
-    given = [{"length": length, "page_size": page_size} for length, page_size in first]
-    if not first[0][0]:
-        return given
+def sizes(rng: random.Random, first: list[tuple[int, int]], ends: tuple[int, ...]) -> list[Spec]:
+    """Lengths and page sizes: those given, and some drawn, which end so many tokens past whole pages."""
     drawn = [rng.randrange(2, 40) for _ in range(4)]
-    return given + [
-        {"length": length, "page_size": page_size}
-        for page_size in drawn
-        for pages in (1, rng.randrange(2, 9))
-        for length in (pages * page_size - 1, pages * page_size, pages * page_size + 1)
-    ]
+    some = [(pages * size + end, size) for size in drawn for pages in (1, rng.randrange(2, 9)) for end in ends]
+    return [{"length": length, "page_size": page_size} for length, page_size in [*first, *some]]
 
 
 def numbers(*names: str) -> Any:
@@ -57,7 +51,7 @@ EX00_1 = Task(
     points=2,
     arguments=numbers("length", "page_size"),
     right=pages_needed,
-    properties=(LENGTHS, EMPTY),
+    properties=PAGES,
     mistakes=(
         Mistake("floor", "rounds down: tokens in a part-filled last page have no page", lambda n, p: n // p),
         Mistake("one_too_many", "adds a page where the last one is just full: n // p + 1", lambda n, p: n // p + 1),
@@ -75,11 +69,10 @@ EX00_2 = Task(
     points=2,
     arguments=numbers("length", "page_size"),
     right=last_page_len,
-    properties=(LENGTHS, EMPTY),
+    properties=PAGES,
     mistakes=(
         Mistake("remainder", "gives 0 where the last page is full: length % page_size", lambda n, p: n % p),
         Mistake("empty_is_full", "takes an empty row for a full page", lambda n, p: (n - 1) % p + 1),
-        Mistake("empty_is_full", "takes an empty row for a full page", lambda n, p: n % p or p),
         Mistake("free_slots", "counts the free slots, not the tokens", lambda n, p: -n % p),
         Mistake(
             "off_by_one", "is one short: (length - 1) % page_size counts from 0", lambda n, p: (n - 1) % p if n else 0
@@ -158,6 +151,8 @@ def attend_arguments(spec: Spec) -> tuple[Any, ...]:
     n_q_heads, d = spec["n_kv_heads"] * spec["group"], spec["head_dim"]
     q = torch.randn(n_q_heads, d, generator=generator) * spec["size"]
     k, v = torch.randn(2, spec["length"], spec["n_kv_heads"], d, generator=generator)
+    if spec.get("below"):  # every score
+        q, k = -q.abs() - 1, k.abs() + 1
     return q, k, v + torch.arange(spec["n_kv_heads"])[:, None], 0.3
 
 
@@ -187,13 +182,16 @@ EX00_4 = Task(
     properties=(
         Property("out and lse of a few tokens", lambda rng: attend_specs(rng, [1, 2, 7], group=1)),
         Property("query head i reads KV head i // G", lambda rng: attend_specs(rng, [3, 6], group=rng.choice([2, 4]))),
-        Property("scores of a few hundred", lambda rng: attend_specs(rng, [5, 9], size=300.0)),
+        Property("scores of a few hundred, or all far below 0", lambda rng: attend_specs(rng, [5, 9], size=300.0)
+                 + [spec | {"below": True} for spec in attend_specs(rng, [3, 6], size=300.0)]),
         Property("a row without tokens", lambda rng: attend_specs(rng, [0])),
     ),
     mistakes=(
         Mistake("head_map", heads_say, lambda *a: attend(*a, head_map="modulo")),
         Mistake("no_max", "overflows: exp of a large score is infinite; subtract the largest score first",
                 shows=overflows),
+        Mistake("one_max", "subtracts one largest score for all heads: each head needs its own, or its sum is 0",
+                lambda *a: attend(*a, one_max=True)),
         Mistake("no_scale", "does not multiply scores by scale", lambda q, k, v, scale: attend(q, k, v, 1.0)),
         Mistake("own_scale", "scales by 1 / sqrt(head_dim), not by the scale given",
                 lambda q, k, v, scale: attend(q, k, v, q.shape[1] ** -0.5)),
@@ -213,9 +211,8 @@ def intensity(n_q_heads: int, n_kv_heads: int, head_dim: int, bytes_per_number: 
     return 2 * n_q_heads / (n_kv_heads * bytes_per_number)
 
 
-def intensity_specs(rng: random.Random) -> list[Spec]:
-    """A case by hand, two models, one drawn."""
-    some = [(4, 2, 8, 2), (32, 8, 128, 2), (8, 8, 64, 4), (rng.randrange(2, 9) * 3, 3, rng.randrange(8, 99), 1)]
+def intensity_specs(*some: tuple[int, int, int, int]) -> list[Spec]:
+    """Specs of heads, sizes and bytes."""
     return [dict(zip(("n_q_heads", "n_kv_heads", "head_dim", "bytes_per_number"), sizes)) for sizes in some]
 
 
@@ -227,20 +224,23 @@ EX00_5 = Task(
     points=2,
     arguments=numbers("n_q_heads", "n_kv_heads", "head_dim", "bytes_per_number"),
     right=intensity,
-    properties=(Property("flop of query heads over bytes of KV heads", intensity_specs),),
+    properties=(
+        Property("flop of query heads over bytes of KV heads", lambda rng: intensity_specs(
+            (4, 2, 8, 2), (32, 8, 128, 2), (rng.randrange(2, 9) * 3, 3, rng.randrange(8, 99), 2))),
+        Property("bytes of any dtype", lambda rng: intensity_specs((8, 2, 64, 4), (12, 3, rng.randrange(8, 99), 1))),
+        Property("a KV head for each query head, and one for all", lambda rng: intensity_specs(
+            (8, 8, 64, 4), (rng.randrange(2, 40), 1, 64, 2))),
+    ),
     mistakes=(
-        Mistake("per_query_head", "reads K and V once per query head: they are read once per KV head",
-                lambda h, kv, d, b: 2.0 / b),
+        Mistake("per_query_head", "counts as many query heads as KV heads: K and V are read once per KV head, and each "
+                "query head has its own flop", lambda h, kv, d, b: 2.0 / b),
         Mistake("k_only", "counts the bytes of K, or of V, but not of both", lambda *a: 2 * intensity(*a)),
-        Mistake("one_product", "counts one product: q . k and weight * v", lambda *a: intensity(*a) / 2),
-        Mistake("multiplies_only", "counts a multiply and an add as one flop, or only one product",
+        Mistake("one_product", "counts half: q . k and weight * v are two products, and a multiply and an add two flop",
                 lambda *a: intensity(*a) / 2),
         Mistake("fp16_assumed", "takes 2 bytes per number, whatever the dtype",
                 lambda h, kv, d, b: intensity(h, kv, d, 2)),
         Mistake("inverse", "gives bytes per flop", lambda *a: 1 / intensity(*a)),
         Mistake("bytes_forgotten", "counts numbers, not bytes", lambda h, kv, d, b: intensity(h, kv, d, 1)),
-        Mistake("flop_of_kv_heads", "counts the flop of KV heads: each query head has its own",
-                lambda h, kv, d, b: intensity(kv, kv, d, b)),
     ),
 )  # fmt: skip
 

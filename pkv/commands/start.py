@@ -1,0 +1,44 @@
+"""`pkv start`: a learner's own copy of lessons and exercises, so that no update of pkv collides with their work."""
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+
+from pkv.commands.arguments import add_json
+from pkv.commands.learning import as_typed, writing
+from pkv.commands.output import print_json, say
+from pkv.course import home
+
+HELP = "make a folder of your own with the lessons and exercises"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a folder that has no lessons or exercises yet")
+    add_json(parser)
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Copy, and say what to do next."""
+    folder = args.folder.expanduser()
+    with writing(folder, "name another folder"):
+        files = home.start(folder)
+    folder = folder.resolve()
+    if args.json:
+        print_json({"folder": str(folder), "files": files})
+        return 0
+    n_lessons = sum(name.startswith("lessons/") for name in files)
+    say(
+        f"{folder}: {n_lessons} lessons and {len(files) - n_lessons} exercises\nNext:\n\n"
+        f"  cd {shlex.quote(str(folder))}\n  {as_typed()} lab\n\n"
+        "Lessons say what to write where in exercises/. Inside that folder, pkv check, hint and progress are about it."
+        + (f"\nBut PKV_HOME names {os.environ['PKV_HOME']}, and goes first: unset it" if is_elsewhere(folder) else "")
+    )
+    return 0
+
+
+def is_elsewhere(folder: Path) -> bool:
+    """Does PKV_HOME name another folder?"""
+    given = os.environ.get("PKV_HOME", "")
+    return given != "" and Path(given).expanduser().resolve() != folder

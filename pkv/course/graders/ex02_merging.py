@@ -1,0 +1,218 @@
+"""How task 4 of exercise 02 is judged: the states of a batch merged row by row, where some are empty."""
+
+import random
+from collections.abc import Callable
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from pkv.course.comparing import agree
+from pkv.course.graders.ex02_states import has_nan, is_state, overflows, parts_of
+from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
+
+State = tuple[torch.Tensor, torch.Tensor]
+JUNK = {"numbers": 100.0, "NaN": torch.nan, "inf": torch.inf}
+
+
+def merge_rows(
+    outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor, *,
+    weigh: str = "exp", replaces: bool = True, divided: bool = True, lse_of: str = "sum",
+    items_of: Callable[[int, int], slice] = slice,
+) -> State:  # fmt: skip
+    """Row by row, in fp64, then as outs; the options are mistakes."""
+    n_rows = len(offsets) - 1
+    out, lse = outs.new_zeros(n_rows, *outs.shape[1:]), lses.new_full((n_rows, lses.shape[1]), -torch.inf)
+    for row, (first, last) in enumerate(pairwise(offsets.tolist())):
+        mine, values = lses[items_of(first, last)].double(), outs[items_of(first, last)].double()
+        if len(mine) == 0:
+            continue
+        is_empty = mine == -torch.inf
+        if replaces:
+            values = values.masked_fill(is_empty[..., None], 0.0)
+        largest = mine.amax(0)
+        base = largest.masked_fill(largest == -torch.inf, 0.0)
+        weights = {
+            "exp": (mine - base).exp(),
+            "exp2": (mine - base).exp2(),
+            "equal": torch.ones_like(mine),
+            "equal_of_filled": (~is_empty).double(),
+            "lse": mine,
+        }[weigh]
+        total = weights.sum(0)
+        safe = total.masked_fill(total == 0.0, 1.0)[:, None]
+        out[row] = (weights[..., None] * values).sum(0) / (safe if divided else 1.0)
+        lse[row] = {
+            "sum": base + (mine - base).exp().sum(0).log(),
+            "sum2": base + (mine - base).exp2().sum(0).log2(),
+            "shifted": (mine - base).exp().sum(0).log(),
+            "largest": largest,
+            "added": mine.sum(0),
+            "mean": mine.mean(0),
+        }[lse_of]
+    return out, lse
+
+
+def mistake(**options: Any) -> Callable[..., State]:
+    """merge_rows with these mistakes."""
+    return lambda *arguments: merge_rows(*arguments, **options)
+
+
+def hidden(*arguments: torch.Tensor) -> State:
+    """What is not a number is made 0 at the end."""
+    out, lse = merge_rows(*arguments, replaces=False)
+    return out.nan_to_num(), lse
+
+
+def even_rows(outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor) -> State:
+    """The same number of items for each row, whatever the offsets."""
+    n_rows = len(offsets) - 1
+    return merge_rows(outs, lses, torch.arange(n_rows + 1) * (len(outs) // n_rows))
+
+
+def specs(rng: random.Random, *rows: list[int], **more: Any) -> list[Spec]:
+    """Numbers of items of each row; more: empty (which items are), junk (what these hold), size (of lse)."""
+    return [
+        {"n_items": n_items, "n_q_heads": rng.choice([2, 3]), "head_dim": 4, **more, "seed": rng.randrange(1000)}
+        for n_items in rows
+    ]
+
+
+def drawn(rng: random.Random, least: int = 1) -> list[int]:
+    """Some rows of some items."""
+    return [rng.randrange(least, 7) for _ in range(rng.randrange(3, 6))]
+
+
+def is_empty_item(spec: Spec) -> list[bool]:
+    """Which items hold no token: none, some of each row, or all those of every other row."""
+    rules: dict[str, Callable[[int, int], bool]] = {
+        "none": lambda row, item: False,
+        "some": lambda row, item: item % 3 == (row + 1) % 2,
+        "whole rows": lambda row, item: row % 2 == 0,
+        "heads": lambda row, item: True,  # each for some of its heads
+    }
+    is_empty = rules[spec.get("empty", "none")]
+    return [is_empty(row, item) for row, n_items in enumerate(spec["n_items"]) for item in range(n_items)]
+
+
+def arguments(spec: Spec) -> tuple[Any, ...]:
+    """outs, lses, offsets."""
+    counts, n_q_heads, d = spec["n_items"], spec["n_q_heads"], spec["head_dim"]
+    if min(n_q_heads, d) < 1:
+        raise Unfit
+    generator = torch.Generator().manual_seed(spec["seed"])
+    n_items = sum(counts)
+    outs = torch.randn(n_items, n_q_heads, d, generator=generator) + torch.arange(n_items)[:, None, None]
+    lses = torch.randn(n_items, n_q_heads, generator=generator) * 2 + 3
+    if "size" in spec:  # a row's lses are all large, or all far below 0
+        signs = torch.tensor([1.0, -1.0]).repeat(len(counts))[: len(counts)]
+        lses += spec["size"] * signs.repeat_interleave(torch.tensor(counts))[:, None]
+    is_empty = torch.tensor(is_empty_item(spec), dtype=torch.bool)
+    if spec.get("empty") == "heads":
+        is_empty = (torch.arange(n_items)[:, None] + torch.arange(n_q_heads)) % 2 == 0
+    outs[is_empty], lses[is_empty] = JUNK[spec.get("junk", "NaN")], -torch.inf
+    return outs, lses, torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
+
+
+def multiplies_junk(case: Case, got: Any) -> bool:
+    """out is not a number, but lse is, where what an empty item holds is not."""
+    is_junk = case.spec.get("junk") != "numbers" and any(is_empty_item(case.spec))
+    return is_junk and has_nan(got) and not bool(parts_of(got)[-1].isnan().any())
+
+
+def subtracts_infinities(case: Case, got: Any) -> bool:
+    """Not a number, where items are empty."""
+    return any(is_empty_item(case.spec)) and has_nan(got)
+
+
+def divides_by_zero(case: Case, got: Any) -> bool:
+    """lse is right everywhere; out is not a number in rows without tokens."""
+    parts = parts_of(got)
+    return (
+        fails_without_tokens(case, got)
+        and len(parts) == 2
+        and agree(case.right[1], parts[1], 1e-3)
+        and bool(parts[0][(case.right[1] == -torch.inf).all(1)].isnan().all())
+    )
+
+
+def fails_without_tokens(case: Case, got: Any) -> bool:
+    """Fails where a row has no item with tokens, or is wrong in such rows only."""
+    has_tokens = (case.right[1] > -torch.inf).all(1)
+    if has_tokens.all() or not is_state(case, got):
+        return False
+    pairs = list(zip(case.right, parts_of(got)))
+    return not pairs or (
+        all(agree(mine[has_tokens], yours[has_tokens], 1e-3) for mine, yours in pairs)
+        and not all(agree(mine[~has_tokens], yours[~has_tokens], 0.0) for mine, yours in pairs)
+    )
+
+
+EX02_4 = Task(
+    id="ex02_4",
+    title="states merged row by row",
+    function="merge_rows",
+    lines=11,
+    arguments=arguments,
+    right=merge_rows,
+    tolerance=2e-4,
+    axes=("row", "query head", "dim"),
+    fixed=("empty", "junk", "size", "head_dim"),
+    shortcuts=("pkv",),
+    properties=(
+        Property("rows of one state, and of many", lambda rng: specs(rng, [1], [2], [3, 1, 2], drawn(rng), drawn(rng))),
+        Property(
+            "empty states are neutral, whatever their memory holds",
+            lambda rng: [
+                spec for junk in JUNK for spec in specs(rng, [2], [3, 2, 5], drawn(rng, 2), empty="some", junk=junk)
+            ]
+            + [
+                spec for junk in JUNK for spec in specs(rng, [1], [2, 1], empty="heads", junk=junk)
+            ],
+        ),
+        Property(
+            "a row without states, or of empty ones only",
+            lambda rng: (
+                specs(rng, [0], [1, 0], [0, 2, 0, 0, 3], [])
+                + specs(rng, [1], [2, 1, 1], empty="whole rows", junk="numbers")
+                + specs(rng, [1], drawn(rng), empty="whole rows", junk="NaN")
+            ),
+        ),
+        Property("lse of a few hundred", lambda rng: specs(rng, [2], [1, 3], drawn(rng), size=200.0)),
+    ),
+    mistakes=(
+        Mistake("average", "averages outs: each weighs exp(lse)", mistake(weigh="equal", replaces=False)),
+        Mistake("average", "averages the outs of items with tokens: each weighs exp(lse)",
+                mistake(weigh="equal_of_filled")),
+        Mistake("lse_as_weight", "weighs by lse: the weight is exp(lse)", mistake(weigh="lse", replaces=False)),
+        Mistake("lse_as_weight", "weighs by lse: the weight is exp(lse)", mistake(weigh="lse")),
+        Mistake("base_2", "takes lse for base 2: it is the natural logarithm", mistake(weigh="exp2", lse_of="sum2")),
+        Mistake("base_2", "takes lse for base 2: it is the natural logarithm", mistake(weigh="exp2")),
+        Mistake("not_divided", "does not divide by the sum of the weights", mistake(divided=False)),
+        Mistake("lse_without_max", "lse lacks the largest one that was subtracted", mistake(lse_of="shifted")),
+        Mistake("lse_largest", "takes the largest lse: it is ln of the sum of exp(lse)", mistake(lse_of="largest")),
+        Mistake("lse_added", "adds lses: their exps add", mistake(lse_of="added")),
+        Mistake("lse_mean", "averages lses: their exps add", mistake(lse_of="mean")),
+        Mistake("offsets_are_counts", "takes offsets[r + 1] for a number of items: it is where the next row begins",
+                mistake(items_of=lambda first, last: slice(first, first + last))),
+        Mistake("next_row_too", "merges the next row's first item too: a row's items end before offsets[r + 1]",
+                mistake(items_of=lambda first, last: slice(first, last + 1))),
+        Mistake("last_left_out", "leaves out each row's last item: offsets[r + 1] is half-open already",
+                mistake(items_of=lambda first, last: slice(first, last - 1))),
+        Mistake("rows_before", "merges the items of the rows before too: a row begins at offsets[r]",
+                mistake(items_of=lambda first, last: slice(last))),
+        Mistake("all_items", "merges the items of all rows in each", mistake(items_of=lambda first, last: slice(None))),
+        Mistake("even_rows", "gives each row as many items: offsets say how many it has", even_rows),
+        Mistake("hidden", "makes NaN 0 after merging, and loses the row's other items: replace it before", hidden),
+        Mistake("no_max", "exp of a large lse is infinite: subtract the largest of the row and head first",
+                shows=overflows),
+        Mistake("junk", "multiplies what empty items hold by 0, which gives NaN for NaN and inf: replace it first",
+                shows=multiplies_junk),
+        Mistake("divided_by_zero", "makes NaN where a head has no tokens, by 0 / 0 or -inf - -inf: its out is 0",
+                shows=divides_by_zero),
+        Mistake("minus_inf", "makes NaN of -inf - -inf: where no item has had tokens yet, subtract 0 instead",
+                shows=subtracts_infinities),
+        Mistake("empty_row", "a row without tokens must have out 0 and lse -inf",
+                shows=fails_without_tokens),
+    ),
+)  # fmt: skip

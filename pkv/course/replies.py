@@ -1,0 +1,100 @@
+"""What comes back from the process that answers: read in time, part by part, and never trusted."""
+
+import os
+import select
+import signal
+import time
+from typing import Any
+
+from pkv.course.answering import Answer, Stop
+from pkv.course.packing import HEAD, LARGEST, unpacked
+from pkv.course.preloaded import LOADED
+from pkv.course.tasks import Raised
+
+STARTING = 120.0  # seconds that a process may take to start, on a machine that is busy
+DONE, ENDED, LATE, LARGE = "done", "ended", "late", "large"
+MOST_TEXT = 300  # letters of what an answer says of itself
+
+
+def listen(pipe: int, n_answers: int, seconds: float) -> tuple[list[bytes], str]:
+    """What comes through the pipe, part by part, and why no more came. Time runs from the first part."""
+    parts: list[bytes] = []
+    data = bytearray()
+    end = time.monotonic() + STARTING
+    while len(parts) < n_answers + 2:
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            return parts, LATE
+        got = os.read(pipe, 1 << 20)
+        if not got:
+            return parts, ENDED
+        data += got
+        while len(data) >= HEAD.size:
+            size = HEAD.size + HEAD.unpack_from(data)[0]
+            if size > LARGEST:
+                return parts, LARGE
+            if len(data) < size:
+                break
+            if not parts:
+                end = time.monotonic() + seconds
+            parts.append(bytes(data[:size]))
+            del data[:size]
+    return parts, DONE
+
+
+def answers_of(
+    parts: list[bytes], why: str, status: int | None, n_answers: int, name: str, seconds: float
+) -> list[Answer | Stop]:
+    """Answers out of what came, and a Stop where there are fewer than questions."""
+    values = [opened(part) for part in parts]
+    is_loaded = values[1:2] == [LOADED]
+    found = [answer_in(value) for value in values[2 if is_loaded else 1 :]]
+    found = found[: next((n for n, one in enumerate(found, 1) if isinstance(one, Stop)), n_answers)]
+    if len(found) == n_answers or (found and isinstance(found[-1], Stop)):
+        return found
+    ended = "its process ended before it answered" if is_loaded else f"importing {name} ended its process"
+    ended = ended if parts else "its process did not start"
+    text = {
+        LATE: f"no answer within {seconds:g} s: does a loop ever end?"
+        if is_loaded else f"importing {name} takes longer than {seconds:g} s",
+        LARGE: f"an answer is too large: more than {LARGEST >> 20} MiB",
+    }.get(why, f"{ended} ({how(status)})")  # fmt: skip
+    return [*found, Stop("broken", text, not is_loaded)]
+
+
+def opened(part: bytes) -> Any:
+    """One value out of its bytes; None where that is nothing that packed() makes."""
+    try:
+        return unpacked(part)
+    except ValueError:
+        return None
+
+
+def answer_in(value: Any) -> Answer | Stop:
+    """An answer out of what described() made of it, or of what somebody else wrote into the pipe."""
+    try:
+        if "stop" in value:
+            state, text, of_file = value["stop"]
+            return Stop(state if state == "not started" else "broken", shown(text), of_file is True)
+        if "raised" in value:
+            kind, text, line = value["raised"]
+            return Answer(Raised(shown(kind), shown(text), line if isinstance(line, int) else None))
+        return Answer(value["value"], value["changed"] and shown(value["changed"]))
+    except (TypeError, ValueError, KeyError):
+        return Stop("broken", "the answer cannot be read")
+
+
+def shown(text: Any) -> str:
+    """A text of an answer's own, as a message shows it: one line, not too long, no control characters."""
+    return "".join(letter if letter.isprintable() else " " for letter in str(text)[:MOST_TEXT])
+
+
+def how(status: int | None) -> str:
+    """How a process ended."""
+    if status is None:
+        return "and took its parent along"
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"killed by {name}: out of memory?" if name == "SIGKILL" else f"killed by {name}"

@@ -1,0 +1,208 @@
+"""What makes the tasks of all exercises a course: statements, cases that show mistakes, solutions, graders, budgets."""
+
+import functools
+import re
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from triton.runtime import interpreter
+
+import pkv
+from pkv.course.answering import Question, answers, ask, function_of, load
+from pkv.course.checking import as_text, report_apart
+from pkv.course.comparing import agree, difference, plain
+from pkv.course.home import material, unsolved
+from pkv.course.judging import NOT_STARTED, wrong_answer
+from pkv.course.sending import received, sent
+from pkv.course.tasks import Raised, all_tasks, file_of
+
+TASKS = all_tasks()
+SEEDS = (1, 2)
+LARGEST_FOR_SPECS = 10**6
+MOST_STEPS = 125  # about a hundred, each some milliseconds
+every_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
+
+
+@pytest.fixture(scope="module")
+def skeletons(tmp_path_factory) -> Path:
+    """Exercises as the course brings them, whatever this clone's reader has made of exercises/."""
+    folder = tmp_path_factory.mktemp("skeletons")
+    for name, text in unsolved().items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return folder
+
+
+@every_task
+def test_a_solution_passes_and_a_skeleton_fails(task, skeletons):
+    solved = report_apart(task, material("solutions"), SEEDS[0])
+    assert solved.is_correct, as_text(solved)
+    untouched = report_apart(task, skeletons, SEEDS[0])
+    assert untouched.state == NOT_STARTED, as_text(untouched)
+    assert not any(line.holds for line in untouched.lines)
+
+
+def test_files_of_one_name_in_two_folders_are_two(skeletons):
+    """Twice in turn, so that nothing of the one is left when the other is graded."""
+    (task, *_) = TASKS
+    for _ in range(2):
+        assert report_apart(task, material("solutions"), 1).is_correct
+        assert not report_apart(task, skeletons, 1).is_correct
+
+
+def is_small(value):
+    """Slow and plain specifications count to whatever the numbers are."""
+    if isinstance(value, dict | list | tuple):
+        return all(map(is_small, value.values() if isinstance(value, dict) else value))
+    return not isinstance(value, int) or value < LARGEST_FOR_SPECS
+
+
+@every_task
+def test_a_specification_gives_the_right_answers(task):
+    """By the task's own call, or without it: that of a kernel's host is maybe not for what launches none."""
+    module = load(file_of(material("solutions"), task.exercise))
+    name = next(name for name in (f"{task.function}_spec", f"{task.writes}_spec") if hasattr(module, name))
+    first = task.properties[0] if task.call else None  # later ones may ask for what only kernels do
+    specs = [spec for prop, spec in task.specs(SEEDS[0]) if is_small(spec) and prop is (first or prop)]
+    for call in (task.call, None):
+        question = Question("", "", (), call, frozenset())
+        given = [ask(question, getattr(module, name), task.arguments(spec)).value for spec in specs]
+        if not all(isinstance(answer, Raised) for answer in given):
+            break
+    else:
+        assert task.call, given[0]
+        pytest.skip(f"{task.id} asks for more than an answer, or {name} takes other arguments than {task.function}")
+    for spec, answer in zip(specs, given):
+        fault = difference(plain(task.case(spec).right), answer, task.tolerance, task.axes)
+        assert fault is None, (spec, fault)
+
+
+@every_task
+def test_a_task_is_stated(task):
+    module = load(file_of(material("solutions"), task.exercise))
+    statements = [
+        value.__doc__ or ""
+        for value in (getattr(entry, "fn", entry) for entry in vars(module).values())
+        if getattr(value, "__doc__", None) and str(value.__doc__).startswith(f"{task.id}: ")
+    ]
+    assert statements, f"no docstring begins with {task.id}"
+    assert any("hand" in text for text in statements), "an example worked by hand"
+    assert any(re.search(r"\blines?\b", text) for text in statements), "about how many lines to write"
+    assert task.title
+    assert task.title[0].islower() or not task.title[0].isalpha()
+    assert task.points in (2, 4, 6)
+    assert 1 <= task.lines <= 40
+    assert 3 <= len(task.properties) <= 8
+    assert len({prop.name for prop in task.properties}) == len(task.properties)
+    assert all(mistake.name and mistake.says and (mistake.wrong or mistake.shows) for mistake in task.mistakes)
+    assert len({mistake.name for mistake in task.mistakes}) >= 3
+
+
+def test_there_is_a_course_of_them():
+    assert len({task.id for task in TASKS}) == len(TASKS)
+    assert [task.id for task in TASKS] == sorted(task.id for task in TASKS)
+    for exercise in {task.exercise for task in TASKS}:
+        assert 3 <= sum(task.exercise == exercise for task in TASKS) <= 6
+    assert 20 <= len(TASKS) <= 40
+
+
+@every_task
+def test_other_seeds_give_other_cases_and_one_seed_the_same(task):
+    specs = [[spec for _, spec in task.specs(seed)] for seed in (*SEEDS, SEEDS[0])]
+    assert specs[0] == specs[2]
+    assert specs[0] != specs[1]
+    counts = {prop.name: sum(owner is prop for owner, _ in task.specs(SEEDS[0])) for prop in task.properties}
+    assert min(counts.values()) >= 1, counts
+
+
+@every_task
+def test_questions_travel_without_right_answers(task):
+    """Arguments are made here and sent; what is asked there brings no grader's file along."""
+    for _, spec in task.specs(SEEDS[0])[:2]:
+        received(sent((Question.of(task), task.arguments(spec))))
+
+
+@every_task
+def test_every_known_mistake_shows_in_the_cases(task):
+    """Who makes it fails, and no mistake is, on all inputs, another one by another name."""
+    cases = [task.case(spec) for seed in SEEDS for _, spec in task.specs(seed)]
+    right = [plain(case.right) for case in cases]
+    mistakes = [mistake for mistake in task.mistakes if not mistake.shows]
+    wrong = functools.cache(lambda number, index: wrong_answer(task, mistakes[number], cases[index]))
+
+    def differ(one, other):
+        return any(not agree(one(index), other(index), task.tolerance) for index in range(len(cases)))
+
+    for number, mistake in enumerate(mistakes):
+        mine = functools.partial(wrong, number)
+        assert differ(right.__getitem__, mine), f"{mistake.name} gives right answers"
+        for before, other in enumerate(mistakes[:number]):
+            same = mistake.name != other.name and not differ(functools.partial(wrong, before), mine)
+            assert not same, f"{mistake.name} is {other.name} by another name"
+
+
+class Steps:
+    """What the interpreter does: programs, and the tiles (blocks of two axes) that each loads."""
+
+    def __init__(self) -> None:
+        self.tiles: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """K and V of a tile are a step; so is a program of a task whose programs load no tile at all."""
+        return -(-sum(self.tiles) // 2) or len(self.tiles)
+
+
+@pytest.fixture
+def steps(monkeypatch) -> Steps:
+    counted, builder = Steps(), interpreter.InterpreterBuilder
+    set_index, load_block = builder.set_grid_idx, builder.create_masked_load
+
+    def set_grid_idx(self, *index):
+        counted.tiles.append(0)
+        return set_index(self, *index)
+
+    def create_masked_load(self, pointers, *rest):
+        counted.tiles[-1] += pointers.data.ndim >= 2 and min(pointers.data.shape) > 1
+        return load_block(self, pointers, *rest)
+
+    monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
+    monkeypatch.setattr(builder, "create_masked_load", create_masked_load)
+    return counted
+
+
+@every_task
+def test_a_check_is_within_the_interpreters_budget(task, steps):
+    function = function_of(task, material("solutions"))
+    for seed in SEEDS:
+        steps.tiles.clear()
+        given = list(answers(task, function, [spec for _, spec in task.specs(seed)]))
+        assert len(given) == len(task.specs(seed))
+        assert steps.count <= MOST_STEPS
+
+
+def test_steps_are_counted(steps):
+    """Rows of 20 and 7 tokens, tiles of 16: one half of the programs has two tiles, the other one."""
+    k, v = torch.randn(2, 2, 20, 2, 16)
+    cache = pkv.PagedKVCache.from_dense(k, v, lengths=[20, 7], page_size=16)
+    pkv.decode(torch.randn(2, 4, 16), cache, stage="row_local", splits=1, tile=16)
+    assert len(steps.tiles) >= 4
+    assert steps.count == 3 * len(steps.tiles) // 2
+
+
+def test_kernels_are_among_the_tasks(steps):
+    kernels = [task for task in TASKS if task.kernel]
+    assert kernels
+    for task in kernels[:1]:
+        list(answers(task, function_of(task, material("solutions")), [task.specs(1)[0][1]]))
+    assert steps.tiles, "a kernel task launches programs"
+
+
+def test_a_judgement_takes_little_time():
+    """All that is not the answer's: cases, comparing, and a process of its own."""
+    (task, *_) = TASKS
+    report_apart(task, material("solutions"), 1)
+    began = time.monotonic()
+    report_apart(task, material("solutions"), 2)
+    assert time.monotonic() - began < 2
