@@ -1,7 +1,8 @@
 """Exercise 01: splits, states and the exact merge. Lesson 01 explains them; check("ex01_1") in a notebook judges them.
 
-Write the functions that raise NotImplementedError, in order. Each says what it takes and gives, with an example worked
-by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same without using it.
+Write the functions that raise NotImplementedError, where the lesson names them. Each says what it takes and gives, with
+an example worked by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same
+without using it.
 
 The last two are Triton kernels. A kernel cannot raise, so the function that launches it does: write the kernel, then
 delete the line that raises.

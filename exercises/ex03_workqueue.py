@@ -1,7 +1,8 @@
 """Exercise 03: a compact queue. Lesson 03 explains it; check("ex03_1") in a notebook judges it.
 
-Write the functions that raise NotImplementedError, in order. Each says what it takes and gives, with an example worked
-by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same without using it.
+Write the functions that raise NotImplementedError, where the lesson names them. Each says what it takes and gives, with
+an example worked by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same
+without using it.
 
 The examples share one batch: rows of 5, 40 and 0 tokens, tiles of 16 tokens, 2 splits per row.
 """

@@ -1,7 +1,8 @@
 """Exercise 05: equal runs, planned on the GPU. Lesson 05 explains it; check("ex05_1") in a notebook judges it.
 
-Write the functions that raise NotImplementedError, in order. Each says what it takes and gives, with an example worked
-by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same without using it.
+Write the functions that raise NotImplementedError, where the lesson names them. Each says what it takes and gives, with
+an example worked by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same
+without using it.
 
 The rule here is the plain one: all tiles in one line, runs of equally many tiles. The library's stage stream_k adds
 three things to it: start units before each row, a least run, and a share that is rounded up.

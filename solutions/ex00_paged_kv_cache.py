@@ -1,7 +1,8 @@
 """Exercise 00: the paged KV cache. Lesson 00 explains it; check("ex00_1") in a notebook judges it.
 
-Write the functions that raise NotImplementedError, in order. Each says what it takes and gives, with an example worked
-by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same without using it.
+Write the functions that raise NotImplementedError, where the lesson names them. Each says what it takes and gives, with
+an example worked by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same
+without using it.
 """
 
 import torch

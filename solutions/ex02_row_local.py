@@ -1,7 +1,8 @@
 """Exercise 02: row-local bounds. Lesson 02 explains them; check("ex02_1") in a notebook judges it.
 
-Write the functions that raise NotImplementedError, in order. Each says what it takes and gives, with an example worked
-by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same without using it.
+Write the functions that raise NotImplementedError, where the lesson names them. Each says what it takes and gives, with
+an example worked by hand. Below it stands its specification, NAME_spec: short, plain and slow. Yours must give the same
+without using it.
 """
 
 from itertools import pairwise

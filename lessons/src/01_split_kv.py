@@ -258,6 +258,40 @@ for splits in (1, 2, 3, 5):
 # %% [markdown]
 # The number of splits does not matter to the result. It matters to the launches, of which we count both kinds, decode and merge. With splits=1 each row is a single item, and the decode kernel writes its result. In all other plans the decode kernel leaves partial states, and a merge launch must follow.
 #
+# ## How a kernel is written
+#
+# Before you write one, here is a small one, whole. It gives the mean of each row of a matrix, and one program takes one row.
+#
+# - A tensor arrives as the **address** of its first number. `x + 3` is the address of the fourth. `tl.load` reads what is there, `tl.store` writes.
+# - A program works on **blocks**, many numbers at once. `tl.arange(0, BLOCK)` is the block 0, 1, 2, ..., and an address plus a block is a block of addresses. A block's size is a power of two and known when the kernel is compiled: `tl.constexpr`.
+# - A row rarely fills its last block. A **mask** says which numbers exist. The others are not read, and `other` stands in their place.
+# - `tl.sum(block, 0)` and `tl.max(block, 0)` run along the first axis. `tl.where(condition, a, b)` chooses number by number. Of a block [M], `block[:, None]` makes a column [M, 1], and `block[None, :]` a line [1, M].
+# - A kernel cannot call torch, and has no `@`. What it can call begins with `tl.`, or is another kernel's function with `@triton.jit`.
+#
+# **Predict.** The matrix holds 0 .. 19 in two rows of 10. BLOCK is 4. How often does the loop turn, how many numbers does its last turn mask out, and what are the means?
+
+# %%
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def mean_kernel(x, out, n, BLOCK: tl.constexpr):
+    row = tl.program_id(0)  # who am I
+    sums = tl.zeros([BLOCK], tl.float32)
+    for begin in range(0, n, BLOCK):
+        index = begin + tl.arange(0, BLOCK)
+        sums += tl.load(x + row * n + index, mask=index < n, other=0.0)
+    tl.store(out + row, tl.sum(sums, 0) / n)
+
+
+matrix, means = torch.arange(20.0).reshape(2, 10), torch.empty(2)
+mean_kernel[(2,)](matrix, means, 10, BLOCK=4)  # two programs
+print(means.tolist())
+
+# %% [markdown]
+# Three turns, and the last one masks out two. Without a GPU this ran in Triton's interpreter, as all our kernels do.
+#
 # **Exercise ex01_4.** What each program does with its tokens, once it knows them, is a loop over tiles. It is the merge again, with tiles for states. Write it in Triton: `attend_split`. The check runs your kernel inside `split_kv`, where every program calls it in the place of ours.
 
 # %%
