@@ -16,7 +16,7 @@ from pkv.course.comparing import agree, difference, plain
 from pkv.course.home import material, unsolved
 from pkv.course.judging import NOT_STARTED, wrong_answer
 from pkv.course.sending import received, sent
-from pkv.course.tasks import Raised, all_tasks, file_of
+from pkv.course.tasks import Raised, all_tasks, file_of, find_task
 
 TASKS = all_tasks()
 SEEDS = (1, 2)
@@ -206,3 +206,17 @@ def test_a_judgement_takes_little_time():
     began = time.monotonic()
     report_apart(task, material("solutions"), 2)
     assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(("task_id", "old", "new", "kind"), [
+    ("ex01_5", "tl.load(offsets + row), tl.load(offsets + row + 1)", "offsets[row], offsets[row + 1]", "TypeError"),
+    ("ex01_4", "tl.max(scores, 0)", "scores.no_such_thing()", "AttributeError"),
+])  # fmt: skip
+def test_what_a_kernel_raises_is_named_and_not_what_wraps_it(task_id, old, new, kind, tmp_path):
+    path = file_of(material("solutions"), find_task(task_id).exercise)
+    text = path.read_text(encoding="utf-8")
+    (tmp_path / path.name).write_text(text.replace(old, new, 1), encoding="utf-8")
+    report = report_apart(find_task(task_id), tmp_path, 1)
+    assert f"raises {kind}: " in report.lines[0].text
+    line = text[: text.index(old)].count("\n") + 1
+    assert int(report.lines[0].text.rpartition("line ")[2]) in (line, line + 1)  # the interpreter's count is its own

@@ -194,7 +194,15 @@ def raised(error: BaseException, function: Any) -> Raised:
     """An exception, with the line of the answer file that it came from."""
     path = getattr(inspect.unwrap(getattr(function, "fn", function)), "__code__", None)
     file = path.co_filename if path is not None else ""
-    return Raised(type(error).__name__, first_line(error), line_of(error, file))
+    inner = innermost(error)
+    return Raised(type(inner).__name__, first_line(inner), line_of(inner, file) or line_of(error, file))
+
+
+def innermost(error: BaseException) -> BaseException:
+    """What a kernel has raised: Triton's interpreter wraps it, once for each function that it came through."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def said(error: BaseException, path: Path) -> str:
