@@ -275,7 +275,9 @@ def test_what_never_ends_costs_its_seconds(body, top, words, tmp_path):
 
 def test_a_wrong_answer_that_never_ends_on_smaller_inputs_is_no_trap(tmp_path):
     began = time.monotonic()
-    report = graded(tmp_path, "if page_size not in (4, 16): \n    while length == 1 < page_size: pass\nreturn 77", seconds=20)
+    report = graded(
+        tmp_path, "if page_size not in (4, 16): \n    while length == 1 < page_size: pass\nreturn 77", seconds=20
+    )
     assert not report.is_correct
     assert time.monotonic() - began < 15
 
