@@ -22,17 +22,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pkv.course.comparing import agree, plain
-from pkv.course.sources import names_used
 from pkv.course.tasks import Raised, Spec, Task, file_of
 
-__all__ = ["Answer", "Question", "Refused", "Shortcut", "Stop", "answers", "ask", "function_of", "load", "names_used"]
+NOT_STARTED, BROKEN = "not started", "broken"
 LARGEST = 1 << 20  # bytes of an exercise file
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why there is no answer at all. state: "not started" or "broken"; text: what to do; of_file: no task has any."""
+    """Why there is no answer at all. state: NOT_STARTED or BROKEN; text: what to do; of_file: no task has any."""
 
     state: str
     text: str
@@ -93,14 +92,14 @@ def read(path: Path) -> bytes:
     """What an exercise file holds. Refused where there is none, or it is no exercise file."""
     if not path.is_file():
         restores = f"`pkv reset {path.stem.partition('_')[0]}` restores it"
-        raise Refused(Stop("broken", f"{path.name} is not there: {restores}", True))
+        raise Refused(Stop(BROKEN, f"{path.name} is not there: {restores}", True))
     try:
         with path.open("rb") as stream:
             text = stream.read(LARGEST + 1)
     except OSError as error:
-        raise Refused(Stop("broken", f"{path.name} cannot be read: {error.strerror}", True)) from None
+        raise Refused(Stop(BROKEN, f"{path.name} cannot be read: {error.strerror}", True)) from None
     if len(text) > LARGEST:
-        raise Refused(Stop("broken", f"{path.name} is larger than {LARGEST >> 20} MiB", True))
+        raise Refused(Stop(BROKEN, f"{path.name} is larger than {LARGEST >> 20} MiB", True))
     return text
 
 
@@ -117,9 +116,9 @@ def load(path: Path) -> Any:
         # not the loader: its byte code in __pycache__ is taken for new after an edit within the same second
         exec(compile(text, str(path), "exec"), module.__dict__)
     except SyntaxError as error:
-        raise Refused(Stop("broken", f"{path.name}, line {error.lineno}: {error.msg}", True)) from None
+        raise Refused(Stop(BROKEN, f"{path.name}, line {error.lineno}: {error.msg}", True)) from None
     except (Exception, SystemExit) as error:
-        raise Refused(Stop("broken", f"{path.name} does not import: {said(error, path)}", True)) from None
+        raise Refused(Stop(BROKEN, f"{path.name} does not import: {said(error, path)}", True)) from None
     finally:
         sys.modules.pop(name, None)
     return module
@@ -136,7 +135,7 @@ def function_in(question: Question, path: Path) -> Any:
     function = getattr(module, question.function, None)
     if not callable(function):
         text = f"{path.name} has no function {question.function}: task {question.task} is asked there"
-        raise Refused(Stop("broken", text))
+        raise Refused(Stop(BROKEN, text))
     specification = module.__dict__.get(f"{question.function}_spec")
     if isinstance(specification, types.FunctionType) and not specification.__closure__:
         specification.__code__ = no_specification.__code__  # under whatever other name it is known, too
@@ -163,7 +162,7 @@ def answers(task: Task, function: Any, specs: list[Spec]) -> Iterator[Answer | S
 def ask(question: Question, function: Any, arguments: tuple[Any, ...]) -> Answer | Stop:
     """One answer. What the function raises is its answer, but for the NotImplementedError of the skeleton."""
     before = plain(list(arguments))
-    call: Callable[..., Any] = question.call or (lambda function, *given: function(*given))
+    call = question.call or simply
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
@@ -173,13 +172,23 @@ def ask(question: Question, function: Any, arguments: tuple[Any, ...]) -> Answer
             value = plain(call(function, *arguments))
     except NotImplementedError as error:
         if str(error).startswith(f"{question.task}:"):
-            return Stop("not started", str(error))
+            return Stop(NOT_STARTED, str(error))
         return Answer(raised(error, function))
     except MemoryError:
-        return Stop("broken", "it takes too much memory")
+        return Stop(BROKEN, "it takes too much memory")
     except (Exception, SystemExit) as error:
         return Answer(raised(error, function))
     return Answer(value, changed_argument(question.names, before, plain(list(arguments))))
+
+
+def simply(function: Callable[..., Any], *arguments: Any) -> Any:
+    """How a function is called, where its task does not say otherwise."""
+    return function(*arguments)
+
+
+def too_late(seconds: float) -> str:
+    """What is said of an answer that has not come in time."""
+    return f"no answer within {seconds:g} s: does a loop ever end?"
 
 
 def changed_argument(names: tuple[str, ...], before: list[Any], after: list[Any]) -> str | None:

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from pkv.course import progress
-from pkv.course.answering import Answer, Refused, Stop, answers, function_of, names_used
+from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Refused, Stop, answers, function_of, too_late
 from pkv.course.comparing import brief
 from pkv.course.forks import AGAIN, ask_apart, names_apart
 from pkv.course.hints import hints_of, next_hint
 from pkv.course.home import learners_folder
-from pkv.course.judging import BROKEN, NOT_STARTED, RUNS, Line, Report, judge
+from pkv.course.judging import RUNS, Line, Report, judge, stopped
 from pkv.course.points import NO_GPU, counts_here
 from pkv.course.racing import ON_GPU, Race, race
+from pkv.course.sources import names_used
 from pkv.course.tasks import Spec, Task, find_task
 
 SECONDS_OF_AN_ANSWER = 20.0
@@ -72,7 +73,7 @@ def report_here(task: Task, seed: int | None = None, function: Any = None) -> Re
             except StopIteration:
                 return given
             except TooLong:
-                return [*given, Stop(BROKEN, f"no answer within {SECONDS_OF_AN_ANSWER:g} s: does a loop ever end?")]
+                return [*given, Stop(BROKEN, too_late(SECONDS_OF_AN_ANSWER))]
 
     with torch.device("cpu"):  # lessons make the GPU the default; cases say themselves what lies there
         return judge(task, ask, seed, names_used(found))
@@ -106,12 +107,6 @@ def report_apart(task: Task, folder: Path, seed: int, seconds: float | None = No
         task, lambda specs: ask_apart(task, folder, specs, seconds), seed, names_apart(task, folder),
         again=lambda specs: ask_apart(task, folder, specs, AGAIN),
     )  # fmt: skip
-
-
-def stopped(task: Task, stop: Stop, seed: int) -> Report:
-    """The report of a task that cannot be asked."""
-    lines = tuple(Line(prop.name, False, stop.text) for prop in task.properties)
-    return Report(task, stop.state, lines, seed, text=stop.text)
 
 
 def race_of(report: Report) -> Race | None:

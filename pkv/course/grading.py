@@ -97,7 +97,8 @@ class Grading:
 
     def report(self, task: Task) -> Any:
         """The report of a task, made once. Where a file does not run, its other tasks are not asked."""
-        from pkv.course.checking import report_apart, stopped
+        from pkv.course.checking import report_apart
+        from pkv.course.judging import stopped
 
         if task.id not in self.reports:
             of_file = [r for r in self.reports.values() if r.task.exercise == task.exercise and r.stop]

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pkv._triton import GPU_VISIBLE, tl
+from pkv.course.watching import replaced
 from pkv.decoding import plan as plan_for
 from pkv.stages import STAGES
 
@@ -97,19 +98,6 @@ def do_again(func: Any, args: Any, kwargs: Any, result: Any) -> None:
     for old, new in zip(tensors_of(result), tensors_of(func(*args, **kwargs)), strict=True):
         if old.data_ptr() != new.data_ptr():
             old.copy_(new)
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, **values: Any) -> Iterator[None]:
-    """Attributes of a class or a module, replaced for a while."""
-    before = {name: getattr(owner, name) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(owner, name, value)
 
 
 def record(function: Callable[..., Any], *arguments: Any, guarded: torch.Tensor) -> tuple[Any, Callable[[], None]]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pkv.course.answering import Answer, Stop
+from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Stop
 from pkv.course.comparing import agree, brief, difference, plain
 from pkv.course.shrinking import SECONDS, shrink
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
@@ -20,7 +20,7 @@ from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 Ask = Callable[[list[Spec]], list[Answer | Stop]]
 AGREE = 4.0  # two ways to the same wrong answer round otherwise: so many tolerances apart at most
 SHORTCUT = "shortcut"  # the diagnosis of what is not one's own work
-NOT_STARTED, BROKEN, RUNS, CORRECT = "not started", "broken", "runs", "correct"
+RUNS, CORRECT = "runs", "correct"
 OWN_WORK = "it is your own work: no ready-made attention, and not the task's own specification"
 
 
@@ -69,8 +69,7 @@ def judge(
     if stop is None and len(given) < len(asked):
         stop = Stop(BROKEN, "some answers are missing")
     if stop is not None and (stop.state == NOT_STARTED or len(given) <= 1):
-        lines = tuple(Line(prop.name, False, stop.text) for prop in task.properties)
-        return Report(task, stop.state, lines, seed, text=stop.text, stop=stop)
+        return stopped(task, stop, seed)
     cases = cases or [case_of(task, spec) for _, spec in asked]
     faults = [fault_of(task, case, answer) for case, answer in zip(cases, [*given, *[stop] * len(cases)], strict=False)]
     whole = None if stop else explain(task, cases, given, faults)
@@ -85,6 +84,12 @@ def judge(
     named = next((line.diagnosis for line in judged[:-1] if line.diagnosis), None)
     diagnosis = judged[-1].diagnosis or (whole.name if whole else named)
     return Report(task, state, tuple(judged), seed, diagnosis, stop=stop)
+
+
+def stopped(task: Task, stop: Stop, seed: int) -> Report:
+    """The report of a task that gives no answer."""
+    lines = tuple(Line(prop.name, False, stop.text) for prop in task.properties)
+    return Report(task, stop.state, lines, seed, text=stop.text, stop=stop)
 
 
 def case_of(task: Task, spec: Spec) -> Case:

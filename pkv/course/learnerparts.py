@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pkv.configs import DEFAULT_TILE, plan_for
-from pkv.course.answering import Refused, function_of
+from pkv.course.answering import NOT_STARTED, Refused, function_of
 from pkv.course.checking import report_here
 from pkv.course.home import learners_folder, material
 from pkv.course.tasks import Task, find_task
@@ -80,4 +80,4 @@ def answer_of(task: Task) -> tuple[Any, str]:
     report = report_here(task, function=function)
     if report.is_correct:
         return function, ""
-    return function, report.state if report.state == "not started" else f"not correct (check({task.id!r}) says why)"
+    return function, report.state if report.state == NOT_STARTED else f"not correct (check({task.id!r}) says why)"

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 import pkv.course
-from pkv.course.answering import Answer, Question, Refused, Stop, ask, function_in, raised
+from pkv.course.answering import BROKEN, Answer, Question, Refused, Stop, ask, function_in, raised
 from pkv.course.guarding import die_with_parent, guard, inherit_orphans, limit_memory
 from pkv.course.packing import TooLarge, packed
 from pkv.course.sending import GRADERS, received
@@ -119,7 +119,7 @@ def work(data: bytes, folder: Path, pipe: int) -> NoReturn:
         try:
             request = received(data)
         except Exception as error:  # a fault of the grader
-            write(described(Stop("broken", f"the question cannot be read: {type(error).__name__}: {error}")))
+            write(described(Stop(BROKEN, f"the question cannot be read: {type(error).__name__}: {error}")))
             os._exit(0)
         answer_all(request, folder, write)
     except BaseException:
@@ -140,7 +140,7 @@ def answer_all(request: Request, folder: Path, write: Write) -> None:
             return
         except BaseException as error:
             kind = type(error).__name__
-            write(described(Stop("broken", f"{request.name} does not import: {kind}", True)))
+            write(described(Stop(BROKEN, f"{request.name} does not import: {kind}", True)))
             return
         write(LOADED)
         for arguments in request.arguments:
@@ -148,12 +148,12 @@ def answer_all(request: Request, folder: Path, write: Write) -> None:
             try:
                 write(described(answer))
             except TooLarge as error:
-                answer = Stop("broken", f"an answer is too large: {error}")
+                answer = Stop(BROKEN, f"an answer is too large: {error}")
                 write(described(answer))
             if isinstance(answer, Stop):
                 return
     except MemoryError:
-        write(described(Stop("broken", "it takes too much memory")))
+        write(described(Stop(BROKEN, "it takes too much memory")))
 
 
 def answer_to(question: Question, function: Any, arguments: tuple[Any, ...]) -> Answer | Stop:

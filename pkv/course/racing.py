@@ -6,13 +6,14 @@ Each call begins with a cold L2, as everywhere in pkv.bench. A median of at most
 'fast enough: 60.0 us, the solution 42.0 us'
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pkv._triton import GPU_VISIBLE, INTERPRETED
 from pkv.bench.timing import Stopwatch, spread
-from pkv.course.answering import function_of
+from pkv.course.answering import function_of, simply
 from pkv.course.comparing import difference, plain
 from pkv.course.graders.batches import DEVICE
 from pkv.course.home import material
@@ -70,11 +71,7 @@ def race(task: Task, function: Any, timer: Timer | None = None) -> Race | None:
 def call_of(task: Task, function: Any) -> Callable[[], Any]:
     """A call of a function on the larger case, with arguments of its own."""
     assert task.race is not None
-    arguments = task.arguments(task.race)
-    if task.call is not None:
-        call = task.call
-        return lambda: call(function, *arguments)
-    return lambda: function(*arguments)
+    return functools.partial(task.call or simply, function, *task.arguments(task.race))
 
 
 def gpu_timer() -> Timer:

@@ -6,7 +6,7 @@ import signal
 import time
 from typing import Any
 
-from pkv.course.answering import Answer, Stop
+from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Stop, too_late
 from pkv.course.packing import HEAD, LARGEST, unpacked
 from pkv.course.preloaded import LOADED
 from pkv.course.tasks import Raised
@@ -55,11 +55,10 @@ def answers_of(
     ended = "its process ended before it answered" if is_loaded else f"importing {name} ended its process"
     ended = ended if parts else "its process did not start"
     text = {
-        LATE: f"no answer within {seconds:g} s: does a loop ever end?"
-        if is_loaded else f"importing {name} takes longer than {seconds:g} s",
+        LATE: too_late(seconds) if is_loaded else f"importing {name} takes longer than {seconds:g} s",
         LARGE: f"an answer is too large: more than {LARGEST >> 20} MiB",
     }.get(why, f"{ended} ({how(status)})")  # fmt: skip
-    return [*found, Stop("broken", text, not is_loaded)]
+    return [*found, Stop(BROKEN, text, not is_loaded)]
 
 
 def opened(part: bytes) -> Any:
@@ -75,13 +74,13 @@ def answer_in(value: Any) -> Answer | Stop:
     try:
         if "stop" in value:
             state, text, of_file = value["stop"]
-            return Stop(state if state == "not started" else "broken", shown(text), of_file is True)
+            return Stop(state if state == NOT_STARTED else BROKEN, shown(text), of_file is True)
         if "raised" in value:
             kind, text, line = value["raised"]
             return Answer(Raised(shown(kind), shown(text), line if isinstance(line, int) else None))
         return Answer(value["value"], value["changed"] and shown(value["changed"]))
     except (TypeError, ValueError, KeyError):
-        return Stop("broken", "the answer cannot be read")
+        return Stop(BROKEN, "the answer cannot be read")
 
 
 def shown(text: Any) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pkv.course.answering import LARGEST, Refused, Stop, read
+from pkv.course.answering import BROKEN, LARGEST, Refused, Stop, read
 from pkv.course.forks import Source
 from pkv.course.replies import shown
 from pkv.course.tasks import all_tasks
@@ -150,7 +150,7 @@ def reader(path: Path) -> Callable[[], bytes]:
 
     def content() -> bytes:
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise Refused(Stop("broken", f"{shown(path.name)} is a link, which is not followed", True))
+            raise Refused(Stop(BROKEN, f"{shown(path.name)} is a link, which is not followed", True))
         return read(path)
 
     return content
@@ -185,9 +185,9 @@ def zip_reader(path: Path, entry: zipfile.ZipInfo) -> Callable[[], bytes]:
             with zipfile.ZipFile(path) as archive, archive.open(entry) as stream:
                 text = stream.read(LARGEST + 1)
         except Exception as error:  # encrypted, damaged, packed in an unknown way
-            raise Refused(Stop("broken", f"{name} in the zip cannot be read: {shown(error)}", True)) from None
+            raise Refused(Stop(BROKEN, f"{name} in the zip cannot be read: {shown(error)}", True)) from None
         if len(text) > LARGEST:
-            raise Refused(Stop("broken", f"{name} is larger than {LARGEST >> 20} MiB", True))
+            raise Refused(Stop(BROKEN, f"{name} is larger than {LARGEST >> 20} MiB", True))
         return text
 
     return content

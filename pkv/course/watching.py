@@ -55,10 +55,11 @@ def launched_blindly(function: Callable[..., Any], *given: Any) -> Any:
         return read
 
     with contextlib.ExitStack() as replacements:
-        replacements.enter_context(replaced(type(tl.sum), "__getitem__", counting))  # kernels are of that type too
+        kind = type(tl.sum)  # kernels are of that type too
+        replacements.enter_context(replaced(kind, __getitem__=counting(kind.__getitem__)))
         for names, make in ((READS, refusing), (SHOWS, pausing)):
-            for name in names:
-                replacements.enter_context(replaced(torch.Tensor, name, make))
+            changed = {name: make(getattr(torch.Tensor, name)) for name in names}
+            replacements.enter_context(replaced(torch.Tensor, **changed))
         answer = function(*given)
     if not launches:
         raise NoLaunch("no kernel was launched")
@@ -66,14 +67,16 @@ def launched_blindly(function: Callable[..., Any], *given: Any) -> Any:
 
 
 @contextlib.contextmanager
-def replaced(owner: type, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """owner.name is make(what it was), as long as the context lasts."""
-    is_own, old = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, make(old))
+def replaced(owner: Any, **values: Any) -> Iterator[None]:
+    """Attributes of a class or a module, replaced as long as the context lasts."""
+    own = {name: vars(owner)[name] for name in values if name in vars(owner)}
     try:
+        for name, value in values.items():
+            setattr(owner, name, value)
         yield
     finally:
-        if is_own:
-            setattr(owner, name, old)
-        else:
-            delattr(owner, name)
+        for name in values:
+            if name in own:
+                setattr(owner, name, own[name])
+            else:  # inherited
+                delattr(owner, name)

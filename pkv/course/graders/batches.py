@@ -10,7 +10,7 @@ import torch
 
 from pkv._triton import GPU_VISIBLE
 from pkv.cache import PagedKVCache
-from pkv.course.tasks import Spec, Unfit
+from pkv.course.tasks import Case, Spec, Unfit
 
 DEVICE = torch.device("cuda" if GPU_VISIBLE else "cpu")
 
@@ -20,7 +20,7 @@ def paged_row(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, int]:
     generator = torch.Generator().manual_seed(spec["seed"])
     n_rows, page_size, n_heads = spec["n_rows"], spec["page_size"], spec["n_kv_heads"]
     lengths = [page_size + 1] * (n_rows - 1) + [spec["length"]]
-    counts = [-(-length // page_size) for length in lengths]
+    counts = [rounded_up(length, page_size) for length in lengths]
     order = torch.randperm(sum(counts) + 2, generator=generator)  # two pages are nobody's
     pages = torch.full((len(order), page_size, n_heads, 4), torch.nan)
     table = torch.full((n_rows, max(counts) + 1), 2**31 - 1, dtype=torch.int32)
@@ -36,10 +36,22 @@ def paged_row(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, int]:
     return pages, table, n_rows - 1
 
 
+def rounded_up(length: int, size: int) -> int:
+    """How many tiles, or pages, of that size a row takes."""
+    return -(-length // size)
+
+
+def heads_say(case: Case, got: Any) -> str:
+    """Which query head used which KV head, where the map is i % n_kv_heads."""
+    n_kv_heads, group = case.spec["n_kv_heads"], case.spec["group"]
+    head = next((i for i in range(n_kv_heads * group) if i % n_kv_heads != i // group), 0)
+    return f"query head {head} used KV head {head % n_kv_heads}, not {head // group}: i % n_kv_heads instead of i // G"
+
+
 def row_of(pages: torch.Tensor, page_ids: torch.Tensor, length: int) -> torch.Tensor:
     """[length, ...]: the first tokens of the pages named, in that order."""
     page_size = pages.shape[1]
-    return pages[page_ids[: -(-length // page_size)].long()].flatten(0, 1)[:length]
+    return pages[page_ids[: rounded_up(length, page_size)].long()].flatten(0, 1)[:length]
 
 
 def attend(
@@ -80,7 +92,7 @@ def paged_batch(spec: Spec) -> tuple[torch.Tensor, PagedKVCache]:
     generator = torch.Generator().manual_seed(spec["seed"])
     dtype = getattr(torch, spec.get("dtype", "float32"))
     q = torch.randn(len(lengths), n_kv_heads * group, head_dim, generator=generator) * spec.get("size", 1.0)
-    counts = [-(-length // page_size) for length in lengths]
+    counts = [rounded_up(length, page_size) for length in lengths]
     order = torch.randperm(sum(counts) + 2, generator=generator)
     k_pages, v_pages = torch.full((2, len(order), page_size, n_kv_heads, head_dim), torch.nan)
     table = torch.full((len(lengths), max(counts) + 1), 2**31 - 1, dtype=torch.int32)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pkv.course.graders.batches import attend, paged_row, row_of
+from pkv.course.graders.batches import attend, heads_say, paged_row, row_of
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 
 PAGES = (
@@ -154,13 +154,6 @@ def attend_arguments(spec: Spec) -> tuple[Any, ...]:
     if spec.get("below"):  # every score
         q, k = -q.abs() - 1, k.abs() + 1
     return q, k, v + torch.arange(spec["n_kv_heads"])[:, None], 0.3
-
-
-def heads_say(case: Case, got: Any) -> str:
-    """Which query head used which KV head."""
-    n_kv_heads, group = case.arguments[1].shape[1], case.arguments[0].shape[0] // case.arguments[1].shape[1]
-    head = next(i for i in range(n_kv_heads * group) if i % n_kv_heads != i // group)
-    return f"query head {head} used KV head {head % n_kv_heads}, not {head // group}: i % n_kv_heads instead of i // G"
 
 
 def overflows(case: Case, got: Any) -> bool:

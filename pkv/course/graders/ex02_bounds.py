@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pkv.course.graders.batches import rounded_up
 from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
 from pkv.stages.s2_row_local import own_items
 
@@ -25,12 +26,7 @@ def cuts_of(n_tiles: int, n_splits: int) -> list[int]:
     return [n_tiles * min(split, n_cuts) // n_cuts for split in range(n_splits + 1)]
 
 
-def n_tiles_of(length: int, tile: int) -> int:
-    """Tiles of a row."""
-    return -(-length // tile)
-
-
-def by_cuts(cut: Callable[[int, int], list[int]] = cuts_of, n_tiles: Callable[[int, int], int] = n_tiles_of) -> Rule:
+def by_cuts(cut: Callable[[int, int], list[int]] = cuts_of, n_tiles: Callable[[int, int], int] = rounded_up) -> Rule:
     """The rule that cuts a row of n_tiles(length, tile) tiles as told; ends are clipped at the row's length."""
 
     def rule(length: int, n_splits: int, tile: int) -> Bounds:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pkv.course.graders.batches import attend
+from pkv.course.graders.batches import attend, heads_say
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 
 State = tuple[torch.Tensor, torch.Tensor]
@@ -60,13 +60,6 @@ def range_arguments(spec: Spec) -> tuple[Any, ...]:
         k[is_outside] = v[is_outside] = torch.nan
     dtype = getattr(torch, spec.get("dtype", "float32"))
     return q.to(dtype), k.to(dtype), v.to(dtype), begin, end, 0.3
-
-
-def heads_say(case: Case, got: Any) -> str:
-    """Which query head used which KV head."""
-    n_kv_heads, group = case.spec["n_kv_heads"], case.spec["group"]
-    head = next((i for i in range(n_kv_heads * group) if i % n_kv_heads != i // group), 0)
-    return f"query head {head} used KV head {head % n_kv_heads}, not {head // group}: i % n_kv_heads instead of i // G"
 
 
 def parts_of(got: Any) -> list[torch.Tensor]:

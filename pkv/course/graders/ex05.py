@@ -6,16 +6,12 @@ from typing import Any
 
 import torch
 
+from pkv.course.graders.batches import rounded_up
 from pkv.course.graders.ex05_capture import EX05_6
 from pkv.course.graders.ex05_items import EX05_3
 from pkv.course.graders.ex05_kernels import EX05_5
 from pkv.course.graders.ex05_slots import EX05_4
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
-
-
-def n_tiles_of(length: int, tile: int) -> int:
-    """A division that rounds up."""
-    return -(-length // tile)
 
 
 def rows_arguments(spec: Spec) -> tuple[Any, ...]:
@@ -27,7 +23,7 @@ def rows_arguments(spec: Spec) -> tuple[Any, ...]:
 
 def line(lengths: torch.Tensor, tile: int) -> torch.Tensor:
     """Where each row begins, and where the line ends."""
-    return summed([n_tiles_of(length, tile) for length in lengths.tolist()])
+    return summed([rounded_up(length, tile) for length in lengths.tolist()])
 
 
 def summed(counts: list[int]) -> torch.Tensor:
@@ -72,7 +68,7 @@ EX05_1 = Task(
                 line_with(lambda n, t: n // t)),
         Mistake("one_too_many", "adds a tile where the last one is just full: n // tile + 1",
                 line_with(lambda n, t: n // t + 1)),
-        Mistake("empty_takes_one", "gives an empty row a tile", line_with(lambda n, t: max(n_tiles_of(n, t), 1))),
+        Mistake("empty_takes_one", "gives an empty row a tile", line_with(lambda n, t: max(rounded_up(n, t), 1))),
         Mistake("no_start", "lacks the 0 that row 0 begins at: there are n_rows + 1 entries", lambda *a: line(*a)[1:]),
         Mistake("no_end", "lacks the end of the line: there are n_rows + 1 entries", lambda *a: line(*a)[:-1]),
         Mistake("begins_twice", "has the 0 at the start twice, and not the end of the line: put a 0 before sums that "
@@ -81,17 +77,17 @@ EX05_1 = Task(
         Mistake("not_summed", "gives the tiles of each row, not their prefix sums",
                 lambda *a: torch.cat([line(*a)[:1], line(*a).diff()])),
         Mistake("tokens", "sums tokens, not tiles", line_with(lambda n, t: n)),
-        Mistake("tokens", "gives the line in tokens, not in tiles", line_with(lambda n, t: n_tiles_of(n, t) * t)),
+        Mistake("tokens", "gives the line in tokens, not in tiles", line_with(lambda n, t: rounded_up(n, t) * t)),
         Mistake("rows_share_tiles", "rounds up after summing: then a tile has tokens of two rows",
                 lambda n, t: (summed(n.tolist()).long() + t - 1) // t),
         Mistake("longest_row", "gives every row the tiles of the longest one",
-                lambda n, t: summed([n_tiles_of(max(n.tolist(), default=0), t)] * len(n))),
+                lambda n, t: summed([rounded_up(max(n.tolist(), default=0), t)] * len(n))),
         Mistake("overflow", "overflows: length + tile - 1 does not fit into 32 bits for the longest rows",
                 lambda n, t: summed(((n + t - 1) // t).tolist())),
         Mistake("float32", "divides in fp32, which has 24 bits: use // on ints",
                 lambda n, t: summed((n / t).ceil().long().tolist())),
         Mistake("start_units", "adds start units, as the library does: this line has tiles only",
-                line_with(lambda n, t: n_tiles_of(n, t) + 4 if n else 0)),
+                line_with(lambda n, t: rounded_up(n, t) + 4 if n else 0)),
     ),
 )  # fmt: skip
 

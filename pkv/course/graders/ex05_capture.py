@@ -10,8 +10,7 @@ import torch
 
 from pkv.cache import PagedKVCache
 from pkv.course.comparing import agree
-from pkv.course.graders.batches import DEVICE, attend, paged_batch
-from pkv.course.graders.ex05_items import up
+from pkv.course.graders.batches import DEVICE, attend, paged_batch, rounded_up
 from pkv.course.graphs import Watch
 from pkv.course.tasks import GPU_OPTIONAL, Case, Mistake, Property, Raised, Spec, Task, Unfit
 
@@ -65,7 +64,7 @@ def replayed(
     for index, step in enumerate(steps):
         turned = q if index % 2 or not new_q else -q
         for row, length in enumerate(step if new_lengths else first.tolist()):
-            pages = table[row, : up(length, page_size)].long()
+            pages = table[row, : rounded_up(length, page_size)].long()
             k, v = (x[pages].flatten(0, 1)[:length].float() for x in (k_pages, v_pages))
             outs.append(attend(turned[row].float(), k, v, q.shape[2] ** -0.5)[0])
     return torch.stack(outs).reshape(len(steps), *q.shape)

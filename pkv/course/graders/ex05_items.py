@@ -5,14 +5,10 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from pkv.course.graders.batches import rounded_up
 from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 
 Items = list[list[int]]
-
-
-def up(length: int, tile: int) -> int:
-    """Tiles of a row."""
-    return -(-length // tile)
 
 
 def down(length: int, tile: int) -> int:
@@ -23,14 +19,14 @@ def down(length: int, tile: int) -> int:
 def run_arguments(spec: Spec) -> tuple[Any, ...]:
     """A run that lies on the line."""
     begin, end, lengths, tile = (spec[name] for name in ("begin", "end", "lengths", "tile"))
-    if tile < 1 or not lengths or not 0 <= begin <= end <= sum(up(length, tile) for length in lengths):
+    if tile < 1 or not lengths or not 0 <= begin <= end <= sum(rounded_up(length, tile) for length in lengths):
         raise Unfit
     return begin, end, list(lengths), tile
 
 
 def items(
     begin: int, end: int, lengths: list[int], tile: int, *,
-    count: Callable[[int, int], int] = up, inclusive: bool = False, empties: bool = False,
+    count: Callable[[int, int], int] = rounded_up, inclusive: bool = False, empties: bool = False,
 ) -> Items:  # fmt: skip
     """What the run has of each row. The options are mistakes: another count of tiles, rows that begin at their ends."""
     found, before = [], 0
@@ -61,12 +57,12 @@ def with_empties_between(begin: int, end: int, lengths: list[int], tile: int) ->
 def cut_at_first_row(begin: int, end: int, lengths: list[int], tile: int) -> Items:
     """Every item cut at the length of the run's first row."""
     right = items(begin, end, lengths, tile)
-    return [[row, first, min(up(last, tile) * tile, lengths[right[0][0]])] for row, first, last in right]
+    return [[row, first, min(rounded_up(last, tile) * tile, lengths[right[0][0]])] for row, first, last in right]
 
 
 def on_the_line(begin: int, end: int, lengths: list[int], tile: int) -> Items:
     """Tokens counted from the start of the line."""
-    before = [sum(up(length, tile) for length in lengths[:row]) * tile for row in range(len(lengths))]
+    before = [sum(rounded_up(length, tile) for length in lengths[:row]) * tile for row in range(len(lengths))]
     return [[row, before[row] + first, before[row] + last] for row, first, last in items(begin, end, lengths, tile)]
 
 
@@ -81,13 +77,13 @@ def tile_by_tile(begin: int, end: int, lengths: list[int], tile: int) -> Items:
 
 def padded(begin: int, end: int, lengths: list[int], tile: int) -> Items:
     """All rows take as many tiles as the longest."""
-    found = items(begin, end, lengths, tile, count=lambda length, tile: up(max(lengths), tile))
+    found = items(begin, end, lengths, tile, count=lambda length, tile: rounded_up(max(lengths), tile))
     return [item for item in found if item[1] < item[2]]
 
 
 def runs_of(lengths: list[int], tile: int, n_programs: int) -> list[Spec]:
     """Every run of a line that is cut for so many programs."""
-    n_tiles = sum(up(length, tile) for length in lengths)
+    n_tiles = sum(rounded_up(length, tile) for length in lengths)
     cuts = [n_tiles * program // n_programs for program in range(n_programs + 1)]
     return [{"begin": begin, "end": end, "lengths": lengths, "tile": tile} for begin, end in pairwise(cuts)]
 
@@ -120,7 +116,7 @@ EX05_3 = Task(
     ),
     mistakes=(
         Mistake("not_cut", "goes on past the end of a row: its last tile ends where the row does",
-                changed(lambda row, first, last, length, tile: [row, first, up(last, tile) * tile])),
+                changed(lambda row, first, last, length, tile: [row, first, rounded_up(last, tile) * tile])),
         Mistake("cut_at_wrong_row", "cuts every item at the length of the run's first row, not of its own row",
                 cut_at_first_row),
         Mistake("first_row_only", "stops at the end of the first row: a run goes on in the next one",
@@ -143,7 +139,7 @@ EX05_3 = Task(
         Mistake("begun_row_lost", "loses the row that began before the run",
                 lambda *a: [item for item in items(*a) if item[1] == 0]),
         Mistake("in_tiles", "counts tiles of the row, not tokens",
-                changed(lambda row, first, last, length, tile: [row, first // tile, up(last, tile)])),
+                changed(lambda row, first, last, length, tile: [row, first // tile, rounded_up(last, tile)])),
         Mistake("on_the_line", "counts tokens from the start of the line, not of the row", on_the_line),
         Mistake("whole_rows", "gives each row whole, also where the run has a part of it",
                 changed(lambda row, first, last, length, tile: [row, 0, length])),

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from pkv.course.comparing import agree, plain
-from pkv.course.graders.batches import DEVICE
-from pkv.course.graders.ex05_items import drawn, up
+from pkv.course.graders.batches import DEVICE, rounded_up
+from pkv.course.graders.ex05_items import drawn
 from pkv.course.graphs import record
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 
@@ -58,7 +58,7 @@ def find(
 ) -> torch.Tensor:  # fmt: skip
     """The first row, token and number of tiles of each run. The options are mistakes: cut(tiles, programs, p) is where
     run p begins; is_before(first tile of a row, tile after it, begin) counts rows and tiles before a run."""
-    tiles = look([up(length, tile) for length in lengths])
+    tiles = look([rounded_up(length, tile) for length in lengths])
     ends = list(accumulate(tiles))
     plan = []
     for program in range(n_programs):
@@ -84,7 +84,7 @@ def by_block(
     lengths: torch.Tensor, n_programs: int, tile: int, later: list[int], *, forgets: str, pads: bool = True
 ) -> torch.Tensor:
     """Of whoever scans blocks of rows, and forgets to go on from the last one: its sums, its row, or with the next."""
-    tiles = [up(length, tile) for length in later or lengths.tolist()]
+    tiles = [rounded_up(length, tile) for length in later or lengths.tolist()]
     n_tiles, plan = sum(tiles), []
     tiles += [0] * (-len(tiles) % BLOCK if pads else 0)  # a block's lanes past the last row
     for program in range(n_programs):
@@ -156,7 +156,7 @@ EX05_5 = Task(
                 lambda n, s, t, later: torch.zeros(s, 3, device="cpu")),
         Mistake("row_each", "gives each program a row: runs are cut from the line of all rows",
                 lambda n, s, t, later: torch.tensor([
-                    [p, 0, up(length, t)] if length else [0, 0, 0]
+                    [p, 0, rounded_up(length, t)] if length else [0, 0, 0]
                     for p, length in enumerate([*(later or n.tolist()), *[0] * s][:s])], device="cpu")),
         Mistake("ended_row", "takes a row that ends where the run begins, or an empty one: count the rows whose end "
                 "is at the begin or before it, <=", by(is_before=lambda first, end, begin: end < begin)),

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from pkv.course.graders.ex05_items import down, drawn, up
+from pkv.course.graders.batches import rounded_up
+from pkv.course.graders.ex05_items import down, drawn
 from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 
 Slots = list[list[int]]
@@ -24,7 +25,7 @@ def even_run(tile_index: int, n_tiles: int, n_programs: int) -> int:
 
 def up_run(tile_index: int, n_tiles: int, n_programs: int) -> int:
     """The same where the share is rounded up."""
-    return tile_index // up(n_tiles, n_programs)
+    return tile_index // rounded_up(n_tiles, n_programs)
 
 
 def first_run(tile_index: int, n_tiles: int, n_programs: int) -> int:
@@ -34,7 +35,9 @@ def first_run(tile_index: int, n_tiles: int, n_programs: int) -> int:
     return tile_index // (share + 1) if tile_index < in_larger else larger + (tile_index - in_larger) // share
 
 
-def programs_of_rows(lengths: list[int], tile: int, n_programs: int, run: Any = even_run, count: Any = up) -> Slots:
+def programs_of_rows(
+    lengths: list[int], tile: int, n_programs: int, run: Any = even_run, count: Any = rounded_up
+) -> Slots:
     """Of each row the programs that have tiles of it."""
     counts = [count(length, tile) for length in lengths]
     found, first, total = [], 0, sum(counts)
@@ -59,7 +62,7 @@ def slots(
 
 def touched(lengths: list[int], tile: int, n_programs: int) -> Slots:
     """A row that ends at a cut is given to the next run too."""
-    counts = [up(length, tile) for length in lengths]
+    counts = [rounded_up(length, tile) for length in lengths]
     cuts = [sum(counts) * program // n_programs for program in range(n_programs + 1)]
     found, first = [], 0
     for n_tiles in counts:
