@@ -118,23 +118,26 @@ TABLE: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = {
 
 @functools.lru_cache(maxsize=1024)
 def choose_config(shape: Shape, gpu: GpuProfile, tile: int, aligned: bool = True) -> TileConfig:
-    """The configuration of a shape and tile. It does not depend on `gpu` yet: the table holds on every architecture.
-
-    Where K and V are not aligned, they pass through registers on their way: large tiles, and fp32 ones, then take twice
-    the warps. And copies of 2 bytes are never asynchronous, so a deep pipeline of them would only hold registers.
-    """
+    """The configuration of a shape and tile. It does not depend on `gpu` yet: the table holds on every architecture."""
     key = config_key(shape, tile)
     column = TABLE[key.itemsize, key.block_h]
     largest = next((d for d, t in sorted(column) if t == tile and key.block_d <= d), None)
     if largest is None:
         raise ValueError(f"tile = {tile} does not fit registers and shared memory with {key}: take a smaller tile")
     num_warps, num_stages = column[largest, tile]
-    narrow = 64 if key.itemsize == 4 else 32
-    if not aligned and (tile > DEFAULT_TILE or key.itemsize == 4) and key.block_d > narrow:
-        num_warps = min(2 * num_warps, MOST_WARPS)
-    if not aligned and key.itemsize == 2:
-        num_stages = 1 if key.block_h * key.block_d >= LARGEST_QUERY else 2
+    if not aligned:
+        num_warps, num_stages = unaligned(key, num_warps, num_stages)
     return TileConfig(tile, num_warps, num_stages)
+
+
+def unaligned(key: ConfigKey, num_warps: int, num_stages: int) -> tuple[int, int]:
+    """Warps and stages where K and V are not aligned, and so pass through registers on their way."""
+    twice = min(2 * num_warps, MOST_WARPS)
+    if key.itemsize == 4:
+        return twice if key.block_d > 64 else num_warps, num_stages
+    # Copies of 2 bytes are never asynchronous, so a deep pipeline of them would only hold registers.
+    num_stages = 1 if key.block_h * key.block_d >= LARGEST_QUERY else 2
+    return twice if key.tile > DEFAULT_TILE and key.block_d > 32 else num_warps, num_stages
 
 
 def choose_tile(tile: int | None, shape: Shape, gpu: GpuProfile) -> int:
