@@ -19,7 +19,6 @@ from pkv.bench.calibrate import calibrate, residuals_of, rows_of
 from pkv.bench.loads import PAPER_SEEDS
 from pkv.bench.records import Records, read_records
 from pkv.bench.regret import measured_regrets
-from pkv.bench.results import group_of
 from pkv.gpus import GpuProfile, load_gpu
 from pkv.profiles import read_shipped
 from pkv.stages.s4_adaptive import CANDIDATES
@@ -57,11 +56,7 @@ def test_seeds_that_were_not_fitted_are_predicted(card):
     assert not [name for name in card.source["fitted_loads"] if name.endswith(HELD_OUT)]
     errors = errors_of(card.judged, card.profile)
     stated = card.source["errors"]["held out"]
-    timed = {timing.engine for timing in card.judged.timings if timing.refused is None} & set(CANDIDATES)
-    assert timed >= {"flashinfer", "split_kv", "length_buckets", "row_local", "workqueue"}, "and what came later"
-    loads = {timing.load for timing in card.judged.timings}
-    assert len(errors) == stated["rows"] == len(loads) * len(timed), "FlashInfer and stages of pkv, on every load"
-    assert len(loads) >= 4 * 11, "four seeds of at least 11 of the 15 traces"
+    assert len(errors) == stated["rows"] == 4 * 15 * len(CANDIDATES), "four seeds, 15 traces, every stage there is"
     assert np.median(errors) == pytest.approx(stated["median"], abs=5e-4)
     assert max(errors) == pytest.approx(stated["worst"], abs=2e-3)
     assert np.median(errors) <= 0.03
@@ -88,14 +83,13 @@ def test_measured_regret_of_both_policies(card):
         means.setdefault(route, []).append(mean)
         if route.startswith("policy"):
             print(f"{card.name}: {route}, {group}: {mean:.1%}, {worst:.1%}")
-    assert {group for _, group in found} == {group_of(timing.load) for timing in card.judged.timings}
-    assert {group for _, group in found} >= {group for group in GROUPS if not group.endswith("B8")}
+    assert {group for _, group in found} == GROUPS
     average = {route: float(np.mean(all_of_them)) for route, all_of_them in means.items()}
     print(card.name, {route: f"{mean:.2%}" for route, mean in sorted(average.items(), key=lambda entry: entry[1])})
-    assert max(means["policy cost"]) <= 0.04, "one short row, where a choice of 1 us counts"
+    assert max(means["policy cost"]) <= 0.035, "one short row, where a choice of 1 us counts"
     assert average["policy cost"] <= 0.01
     best = min(mean for route, mean in average.items() if route != "policy cost")  # always the queue
-    assert average["policy cost"] <= best + 0.01, (
+    assert average["policy cost"] <= best + 0.006, (
         "no cost says that stream_k finds its runs in the kernel, in 1 to 2 us"
     )
     assert average["policy paper"] > 0.1, "its gates, of another card, send few or short rows to FlashInfer"

@@ -297,7 +297,7 @@ check("ex04_4")
 # %% [markdown]
 # ## Let the predictions choose
 #
-# `policy="cost"` plans the step with every stage, FlashInfer included, predicts all of them, and takes the least. Stages within 1% of it no prediction can tell apart; of those it takes `stream_k` first, which needs no plan from the host, and then the queue, which was measured the fastest of the others in such cases. Planning on the host is charged to nobody; we come to that. `pkv.explain` shows what it sees.
+# `policy="cost"` plans the step with every stage, FlashInfer included, predicts all of them, and takes the least. Stages within 1% of it no prediction can tell apart; of those it takes the queue first, which was measured the fastest where stages are alike, and then `stream_k`, whose programs must find their runs before they read. Planning on the host is charged to nobody; we come to that. `pkv.explain` shows what it sees.
 #
 # `stream_k` is one that you have not met: all programs get equal shares, which may begin in one row and end in another. A later lesson builds it. Here it is one more stage to choose.
 #
@@ -810,3 +810,4 @@ else:
 # - Charge planning to all sides or to none. A plan serves all layers of a step.
 # - Tune on some seeds, judge on others, and say what your truth is: a simulator, or measurements.
 # - A policy says why. It announces a fallback, and never hides one.
+# - Plans that the host makes cost time, and serve one step. Next: [05 Planned on the GPU](05_stream_k.ipynb).
