@@ -830,6 +830,17 @@ def test_without_a_gpu_or_a_larger_case_nothing_is_timed():
     assert racing.race(find_task("ex00_1"), right_row, clock(1.0, 1.0)) is None
 
 
+def test_the_tile_loop_races():
+    """On a smaller case than on a GPU: its arguments can be made, and the solution is right where it is timed."""
+    task = find_task("ex01_4")
+    small = task.race | {"lengths": [40, 5], "splits": 2, "n_kv_heads": 1, "head_dim": 16}
+    task, calls = dataclasses.replace(task, race=small), []
+    raced = racing.race(
+        task, answering.function_of(task, material("solutions")), lambda call: calls.append(call) or 1.0
+    )
+    assert (raced.fault, raced.is_fast_enough, len(calls)) == (None, True, 2 * racing.ROUNDS)
+
+
 @pytest.mark.parametrize(("mine_us", "state"), [(50.0, "fast enough"), (70.0, "correct on GPU")])
 def test_a_race_is_said_and_noted(mine_us, state, mine, monkeypatch, capsys):
     (mine / "exercises" / FIRST).write_text((ROOT / "solutions" / FIRST).read_text())

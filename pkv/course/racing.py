@@ -71,7 +71,7 @@ def race(task: Task, function: Any, timer: Timer | None = None) -> Race | None:
 def call_of(task: Task, function: Any) -> Callable[[], Any]:
     """A call of a function on the larger case, with arguments of its own."""
     assert task.race is not None
-    return functools.partial(task.call or simply, function, *task.arguments(task.race))
+    return functools.partial(task.race_call or task.call or simply, function, *task.arguments(task.race))
 
 
 def gpu_timer() -> Timer:

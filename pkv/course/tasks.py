@@ -82,7 +82,8 @@ class Task:
     tolerance: the largest difference of floats, relative to the largest right value. fixed: keys of a spec that are not
     shrunk. call(function, *arguments): where the function is not simply called.
     shortcuts: names it may not use, besides SHORTCUTS. tag: GPU_OPTIONAL tasks count only where there is a GPU.
-    race: a larger case, on which a correct answer is timed beside the solution, on a GPU only.
+    race: a larger case, on which a correct answer is timed beside the solution, on a GPU only. race_call: how it is
+    called there, None: as everywhere.
     """
 
     id: str
@@ -104,6 +105,7 @@ class Task:
     seconds: float = 30.0
     kernel: str = ""
     race: Spec | None = None
+    race_call: Callable[..., Any] | None = None
 
     @property
     def about(self) -> str:
