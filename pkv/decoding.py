@@ -18,6 +18,7 @@ from pkv.gpus import GpuProfile, gpu_of
 from pkv.merging import MOST_DIM_BLOCKS
 from pkv.parts import Parts, first_to_take, taken
 from pkv.plans import Plan, int_lengths
+from pkv.ready import decode_again, kind_of, remember
 from pkv.shapes import Shape
 from pkv.stages import STAGES, TAKES
 from pkv.stages.s3_own_items import check_made_by, plan_by
@@ -186,9 +187,11 @@ def decode(
     the GPU once per call. parts: somebody else's tile loop, merge or schedule in the place of ours (see pkv.Parts);
     stage None is then the best stage that takes them. Returns out, or (out, lse) with return_lse.
     """
+    kind = None if check or parts or options else kind_of(q, cache, stage, scale, out)
+    if (again := decode_again(kind, q, cache, out)) is not None:
+        return again if return_lse else again[0]
     check_arrays(q, cache, out)
-    shape = Shape.of(q, cache)
-    name = DEFAULT_STAGE if stage is None else stage
+    shape, name = Shape.of(q, cache), DEFAULT_STAGE if stage is None else stage
     if parts is not None:
         name = first_to_take(parts, DEFAULTS_WITH_PARTS, TAKES) if stage is None else stage
         parts = taken(parts, name, TAKES)
@@ -200,6 +203,8 @@ def decode(
         made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, parts=parts, **options)
         check_plan(q, cache, made, check)
     result, lse = _run(q, cache, made, scale, out, check, parts)
+    if kind is not None:
+        remember(kind, find_stage(name), q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
     return (result, lse) if return_lse else result
 
 

@@ -92,21 +92,41 @@ class KernelArgs:
         self.options = {"num_warps": num_warps}
         if n_partials is None:
             n_partials = plan.n_items if plan.needs_partials else 0
-        if n_partials:
-            n_q_heads, head_dim = q.shape[1:]
-            partial_out = torch.empty(n_partials, n_q_heads, head_dim, dtype=torch.float32, device=q.device)
-            partial_lse = torch.empty(n_partials, n_q_heads, dtype=torch.float32, device=q.device)
-            if INTERPRETED and parts is not None and parts.merge is not None:
-                for tensor in (out, lse, partial_out, partial_lse):  # what is left out shall not look right by chance
-                    tensor.fill_(torch.nan)
-            self.partials = StateArgs(strided(partial_out), strided(partial_lse))
-        else:
-            self.partials = self.result
+        self.n_partials = n_partials
+        self.partials = self.room_for_partials(q) if n_partials else self.result
+        if n_partials and INTERPRETED and parts is not None and parts.merge is not None:
+            for tensor in (out, lse, self.partials.out.ptr, self.partials.lse.ptr):
+                tensor.fill_(torch.nan)  # what is left out shall not look right by chance
         alignment = q.data_ptr() % COPY_BYTES, out.data_ptr() % COPY_BYTES
         dtypes = q.dtype, out.dtype, lse.dtype, n_partials > 0
         self.signature = (
             q.device.index, part, dtypes, self.q.strides, self.result.out.strides, alignment, cache_signature,
         )  # fmt: skip
+
+    def room_for_partials(self, q: torch.Tensor) -> StateArgs:
+        """Memory for n_partials states of q's heads."""
+        n_q_heads, head_dim = q.shape[1:]
+        partial_out = torch.empty(self.n_partials, n_q_heads, head_dim, dtype=torch.float32, device=q.device)
+        partial_lse = torch.empty(self.n_partials, n_q_heads, dtype=torch.float32, device=q.device)
+        return StateArgs(strided(partial_out), strided(partial_lse))
+
+    def with_tensors(self, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> "KernelArgs":
+        """The same for other tensors of the same sizes, strides, types and alignment, and with partials of its own."""
+        again = object.__new__(KernelArgs)
+        again.__dict__.update(self.__dict__)
+        again.q = Strided(q, self.q.strides)
+        again.result = StateArgs(Strided(out, self.result.out.strides), Strided(lse, self.result.lse.strides))
+        again.partials = self.room_for_partials(q) if self.n_partials else again.result
+        return again
+
+    def without_tensors(self) -> "KernelArgs":
+        """The same to be kept: it holds no memory but the cache's."""
+        kept = object.__new__(KernelArgs)
+        kept.__dict__.update(self.__dict__)
+        kept.q = Strided(None, self.q.strides)
+        kept.result = StateArgs(Strided(None, self.result.out.strides), Strided(None, self.result.lse.strides))
+        kept.partials = kept.result
+        return kept
 
     def merge(self, step: Launch, row_ids: torch.Tensor | None) -> None:
         """Launch the plan's merge `step`; row_ids: its rows on the device, None for all in order.

@@ -13,6 +13,7 @@ from pkv.paging import PagePool, check_agreement, csr_positions, last_page_lengt
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
+FOUND_OUT = ("_kernel_args", "_ready")  # by calls that came before; a copy finds it out again
 
 
 class PagedTensors:
@@ -59,7 +60,8 @@ class PagedTensors:
 
     def __getstate__(self) -> dict[str, Any]:
         in_step = self._count_edits() == self._seen_edits
-        return {**self.__dict__, "_seen_edits": None if in_step else (-1, -1)}
+        kept = {name: value for name, value in self.__dict__.items() if name not in FOUND_OUT}
+        return {**kept, "_seen_edits": None if in_step else (-1, -1)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

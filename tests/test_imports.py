@@ -27,6 +27,7 @@ ORDER = [
     "arguments parts",
     "merging",
     "launching",
+    "ready",
     "stages.s*",
     "stages.x_flashinfer_rules",
     "stages.x_flashinfer",

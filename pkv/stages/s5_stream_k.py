@@ -18,6 +18,8 @@ lengths, and a captured CUDA graph replays rightly while rows grow, come, go or 
 the CPU, for people, simulation and costs.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -189,26 +191,44 @@ def launched_programs(plan: Plan) -> tuple[int, int]:
     return n_runs, min(plan.n_programs, max(n_runs, plan.n_rows))
 
 
+def arguments(
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    parts: Parts | None = None,
+) -> KernelArgs:  # fmt: skip
+    """What both kernels are launched with; room for two states of each program."""
+    return KernelArgs(q, cache, plan, scale, out, lse, parts, n_partials=2 * plan.n_programs)
+
+
+def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
+    """Decode all runs, then merge the rows that are cut. Of the plan, only the number of programs is read.
+
+    capacity: tokens that a row of the cache's table has room for. What is returned may be called again and again.
+    """
+    sizes = plan.n_rows, plan.n_programs
+    rules = rules_for(plan.n_rows, capacity, plan.tile)
+    n_runs, n_mergers = (n * plan.shape.grid_heads for n in launched_programs(plan))
+    most_items = min(max(next_power_of_two(plan.n_programs), 64), 256)
+    has_merge = len(plan.launches) > 1
+
+    def launch_both(args: KernelArgs) -> None:
+        launch_kernel(
+            stream_k_kernel, n_runs,
+            (args.q, args.cache, args.result, args.partials, *sizes, args.qk_scale, args.attend),
+            (args.shape, rules), args.signature, **args.options,
+        )  # fmt: skip
+        if has_merge:
+            launch_kernel(
+                merge_runs_kernel, n_mergers,
+                (args.cache.lengths, args.partials, args.result, *sizes),
+                (args.shape, rules, most_items), args.signature, num_warps=1, **merge_options(args.shape),
+            )  # fmt: skip
+
+    return launch_both
+
+
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
     parts: Parts | None = None,
 ) -> None:  # fmt: skip
-    """Decode all runs, then merge the rows that are cut. Of the plan, only the number of programs is read."""
-    n_programs = plan.n_programs
-    args = KernelArgs(q, cache, plan, scale, out, lse, parts, n_partials=2 * n_programs)
-    sizes = (plan.n_rows, n_programs)
-    rules = rules_for(plan.n_rows, cache.capacity, plan.tile)
-    n_runs, n_mergers = launched_programs(plan)
-    launch_kernel(
-        stream_k_kernel, n_runs * plan.shape.grid_heads,
-        (args.q, args.cache, args.result, args.partials, *sizes, args.qk_scale, args.attend),
-        (args.shape, rules), args.signature, **args.options,
-    )  # fmt: skip
-    if len(plan.launches) < 2:
-        return
-    most_items = min(max(next_power_of_two(n_programs), 64), 256)
-    launch_kernel(
-        merge_runs_kernel, n_mergers * plan.shape.grid_heads,
-        (args.cache.lengths, args.partials, args.result, *sizes),
-        (args.shape, rules, most_items), args.signature, num_warps=1, **merge_options(args.shape),
-    )  # fmt: skip
+    """See launcher."""
+    launcher(plan, cache.capacity)(arguments(q, cache, plan, scale, out, lse, parts))
