@@ -25,6 +25,7 @@ from pkv.cli import main
 from pkv.commands import lab, learning
 from pkv.course import answering, checking, entries, home, progress, racing
 from pkv.course.home import PROGRESS, learners_folder, material, unsolved
+from pkv.course.points import counts_here
 from pkv.course.tasks import GPU_OPTIONAL, all_tasks, file_of, find_task
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,6 +59,13 @@ def write(folder, body, name=FIRST):
     assert n == 1
     file.write_text(text, encoding="utf-8")
     return file
+
+
+def solve(folder, exercise, more=""):
+    """The solution as the learner's file, and lines after it."""
+    name = home.file_names()[exercise]
+    text = (material("solutions") / name).read_text(encoding="utf-8")
+    (folder / "exercises" / name).write_text(f"{text}\n\n{more}", encoding="utf-8")
 
 
 def said(capsys, task_id="ex00_1", *arguments, **options):
@@ -491,7 +499,7 @@ def test_the_next_step_at_the_end(mine, monkeypatch):
         progress.note(task.id, state="correct")
     assert progress.next_step(progress.read()) == "all is done"
     raced = dataclasses.replace(TASKS[0], race={"length": 1})
-    monkeypatch.setattr(progress, "all_tasks", lambda: (raced, *TASKS[1:]))
+    monkeypatch.setattr(progress, "in_lessons", lambda: [raced, *TASKS[1:]])
     assert progress.next_step(progress.read()) == "all is done"
     monkeypatch.setattr(progress, "GPU_VISIBLE", True)
     assert progress.next_step(progress.read()) == "next: make ex00_1 fast enough, on this GPU"
@@ -499,10 +507,52 @@ def test_the_next_step_at_the_end(mine, monkeypatch):
     assert progress.next_step(progress.read()) == "all is done"
 
 
+def test_the_next_step_follows_the_lessons(mine):
+    sources = sorted((ROOT / "lessons" / "src").glob("[0-9]*.py"))
+    asked = [found for path in sources for found in re.findall(r'^check\("(ex\w+)"\)$', path.read_text(), re.MULTILINE)]
+    proposed = []
+    for _ in TASKS:
+        step = progress.next_step(progress.read())
+        if "needs a GPU" in step:
+            break
+        proposed.append(re.match(r"next: (\w+),", step)[1])
+        progress.note(proposed[-1], state="correct")
+    assert proposed == [task_id for task_id in asked if counts_here(find_task(task_id))]
+
+
+def test_a_kernel_that_no_gpu_has_compiled_is_said_to_be_one(mine, monkeypatch, capsys):
+    for exercise in ("ex00", "ex01"):
+        solve(mine, exercise)
+    monkeypatch.setattr(checking, "ON_GPU", False)
+    assert said(capsys, "ex01_5").endswith("\n  correct (in the interpreter; a GPU has not compiled it yet)\n")
+    assert said(capsys, "ex00_1").endswith("\n  correct\n")
+    table = progress.as_text()
+    assert re.search(r"^ex01_5 +correct \(interpreter\) +-  ", table, re.MULTILINE)
+    assert re.search(r"^ex00_1 +correct +-  ", table, re.MULTILINE)
+    progress.note("ex01_5", state="correct on GPU")
+    assert re.search(r"^ex01_5 +correct on GPU +-  ", progress.as_text(), re.MULTILINE)
+
+
+def test_a_check_reads_progress_once_and_so_does_a_hint(mine, monkeypatch):
+    reads, read_bytes = [], Path.read_bytes
+
+    def counted(path):
+        reads.append(path.name)
+        return read_bytes(path)
+
+    write(mine, RIGHT)
+    monkeypatch.setattr(Path, "read_bytes", counted)
+    course.check("ex00_1")
+    assert reads.count(PROGRESS) == 1
+    course.hint("ex00_1")
+    assert reads.count(PROGRESS) == 2
+
+
 def test_a_task_for_a_gpu_is_tried_without_one_and_does_not_count(mine, monkeypatch, capsys):
     tasks = tuple(dataclasses.replace(task, tag=GPU_OPTIONAL) if task.id == "ex00_1" else task for task in TASKS)
     for module in (progress, learning):
         monkeypatch.setattr(module, "all_tasks", lambda: tasks)
+    monkeypatch.setattr(progress, "in_lessons", lambda: tasks)
     monkeypatch.setattr(learning, "find_tasks", lambda name: [tasks[0]])
     monkeypatch.setattr(checking, "find_task", lambda name: tasks[0])
     write(mine, FLOOR)
@@ -547,7 +597,7 @@ def test_reset_restores_one_file_and_keeps_what_was_in_it(mine, capsys):
 
 def test_reset_leaves_the_progress_of_other_exercises(mine, monkeypatch):
     for task_id in ("ex00_1", "ex01_1"):
-        entries.change(mine, {task_id: {"state": "correct", "hints": 2}})
+        progress.note(task_id, state="correct", hints=2)
     assert main(["reset", "ex00"]) == 0
     assert progress.read()["ex01_1"] == entries.Entry("correct", 2)
     assert progress.read()["ex00_1"] == entries.Entry("not started", 2)
@@ -693,7 +743,7 @@ def test_a_folder_that_cannot_be_written_to_costs_the_progress_only(mine, monkey
 def test_two_notebooks_at_once_lose_nothing(mine):
     def work(task_id):
         for _ in range(30):
-            entries.change(mine, {task_id: {"hints": entries.read(mine).get(task_id, entries.Entry()).hints + 1}})
+            progress.note(task_id, hints=progress.entry_of(task_id).hints + 1)
 
     threads = [threading.Thread(target=work, args=(f"ex00_{number}",)) for number in range(1, 5)]
     for thread in threads:
@@ -709,13 +759,6 @@ def test_two_notebooks_at_once_lose_nothing(mine):
 # --- a learner's answers as parts of the library ---
 
 OFFERED = {"ex01_4": "tile loop", "ex01_5": "merge", "ex03_1": "queue"}
-
-
-def solve(folder, exercise, more=""):
-    """The solution as the learner's file, and lines after it."""
-    name = home.file_names()[exercise]
-    text = (material("solutions") / name).read_text(encoding="utf-8")
-    (folder / "exercises" / name).write_text(f"{text}\n\n{more}", encoding="utf-8")
 
 
 def decodes_right(parts):

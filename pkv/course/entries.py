@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,12 +50,12 @@ def read(folder: Path) -> Entries:
         tell(f"progress cannot be read: {error.strerror}: {folder / PROGRESS}")
         entries, is_damaged = {}, False
     if is_damaged:
-        change(folder, {})
+        change(folder, lambda known: known)
     return entries | _unwritten.get(folder, {})
 
 
-def change(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
-    """Change some fields of some tasks' entries, and keep them."""
+def change(folder: Path, changed: Callable[[Entries], Entries]) -> None:
+    """Keep what `changed` makes of the entries that there are, which nobody else changes meanwhile."""
     entries: Entries = {}
     file = folder / PROGRESS
     try:
@@ -64,18 +64,11 @@ def change(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
             if is_damaged:
                 kept = keep_beside(file, ".damaged")
                 tell(f"{file} was damaged: what could be read of it goes on, and all of it is kept as {kept.name}")
-            entries = changed(entries | _unwritten.get(folder, {}), changes)
-            write(file, entries)
+            write(file, changed(entries | _unwritten.get(folder, {})))
             _unwritten.pop(folder, None)
     except OSError as error:
-        _unwritten[folder] = changed(entries | _unwritten.get(folder, {}), changes)
+        _unwritten[folder] = changed(entries | _unwritten.get(folder, {}))
         tell(f"progress is not kept: {error.strerror}: {folder}")
-
-
-def changed(entries: Entries, changes: dict[str, dict[str, Any]]) -> Entries:
-    """The entries after some changes."""
-    after = {name: dataclasses.replace(entries.get(name, Entry()), **fields) for name, fields in changes.items()}
-    return entries | after
 
 
 def loaded(file: Path) -> tuple[Entries, bool]:

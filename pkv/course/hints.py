@@ -51,10 +51,9 @@ def hints_of(task_id: str) -> tuple[str, ...]:
 def next_hint(task_id: str) -> Hint:
     """The next hint that the learner has not seen, which is noted; after the last, that and where the solution is."""
     known = hints_of(task_id)
-    seen = min(progress.entry_of(task_id).hints, len(known))
+    seen = progress.took_hint(find_task(task_id), len(known))
     if seen == len(known):
         return Hint(task_id, seen, len(known), known[-1] if known else "", solution_file(task_id))
-    progress.note(task_id, hints=seen + 1)
     return Hint(task_id, seen + 1, len(known), known[seen])
 
 

@@ -6,6 +6,7 @@ checked again without one and holds; a check that fails takes the state back.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 from pkv._triton import GPU_VISIBLE
@@ -13,9 +14,10 @@ from pkv.course import entries
 from pkv.course.entries import STATES, Entries, Entry
 from pkv.course.home import learners_folder
 from pkv.course.points import counts_here
-from pkv.course.tasks import Task, all_tasks, find_task, name_of_file
+from pkv.course.tasks import Task, all_tasks, find_task, in_lessons, name_of_file
 
 CORRECT, CORRECT_ON_GPU, FAST_ENOUGH = STATES[-3:]
+IN_INTERPRETER = "correct (interpreter)"
 
 
 def read() -> Entries:
@@ -30,36 +32,65 @@ def entry_of(task_id: str) -> Entry:
 
 def note(task_id: str, **changes: Any) -> None:
     """Keep what has changed of one task: state=, hints=."""
-    entries.change(learners_folder(), {find_task(task_id).id: changes})
+    task = find_task(task_id)
+    change_entry(task, lambda entry: dataclasses.replace(entry, **changes))
 
 
 def reached(task: Task, state: str) -> None:
     """Keep the state that a check has found."""
-    before = entry_of(task.id).state
-    note(task.id, state=before if state == CORRECT and before in (CORRECT_ON_GPU, FAST_ENOUGH) else state)
+
+    def changed(entry: Entry) -> Entry:
+        stays = state == CORRECT and entry.state in (CORRECT_ON_GPU, FAST_ENOUGH)
+        return entry if stays else dataclasses.replace(entry, state=state)
+
+    change_entry(task, changed)
+
+
+def took_hint(task: Task, of: int) -> int:
+    """Keep that one more hint was read, if there is another; how many of them were read before."""
+    before = 0
+
+    def changed(entry: Entry) -> Entry:
+        nonlocal before
+        before = min(entry.hints, of)
+        return dataclasses.replace(entry, hints=before + 1) if before < of else entry
+
+    change_entry(task, changed)
+    return before
+
+
+def change_entry(task: Task, changed: Callable[[Entry], Entry]) -> None:
+    """Keep what `changed` makes of one task's entry."""
+    entries.change(learners_folder(), lambda known: known | {task.id: changed(known.get(task.id, Entry()))})
 
 
 def start_over(exercise: str) -> None:
     """The tasks of an exercise are not started again; which hints were read stays."""
-    known = read()
-    again = {task.id: {"state": STATES[0]} for task in all_tasks() if task.exercise == exercise and task.id in known}
-    entries.change(learners_folder(), again)
+    ids = {task.id for task in all_tasks() if task.exercise == exercise}
+
+    def changed(known: Entries) -> Entries:
+        return known | {name: dataclasses.replace(known[name], state=STATES[0]) for name in ids & known.keys()}
+
+    entries.change(learners_folder(), changed)
 
 
 def state_of(task: Task, known: Entries) -> str:
-    """The state as it is shown: a task that counts only on a GPU says so where there is none."""
+    """The state as it is shown: a task that counts only on a GPU says so where there is none, and a kernel that no GPU
+    has compiled."""
     entry = known.get(task.id, Entry())
-    return entry.state if entry.is_done or counts_here(task) else "needs a GPU"
+    if not entry.is_done and not counts_here(task):
+        return "needs a GPU"
+    return IN_INTERPRETER if entry.state == CORRECT and task.kernel else entry.state
 
 
 def next_step(known: Entries) -> str:
     """What to do next, in a sentence."""
-    todo = [task for task in all_tasks() if not known.get(task.id, Entry()).is_done]
+    todo = [task for task in in_lessons() if not known.get(task.id, Entry()).is_done]
     for task in filter(counts_here, todo):
         return f"next: {task.id}, {task.title} ({task.about} of {task.writes} in {file_name(task)})"
     if todo:
         return "all is done but what needs a GPU"
-    slow = [task.id for task in all_tasks() if GPU_VISIBLE and task.race and state_of(task, known) != FAST_ENOUGH]
+    slow = [task.id for task in in_lessons() if GPU_VISIBLE and task.race and state_of(task, known) != FAST_ENOUGH]
     return f"next: make {slow[0]} fast enough, on this GPU" if slow else "all is done"
 
 
@@ -88,8 +119,8 @@ def n_solved(known: Entries) -> int:
 def as_text() -> str:
     """Progress as a table."""
     known = read()
-    lines = [f"{'task':8}{'state':16}{'hints':>5}  what"]
+    lines = [f"{'task':8}{'state':22}{'hints':>5}  what"]
     for task in all_tasks():
         n_hints = known.get(task.id, Entry()).hints
-        lines.append(f"{task.id:8}{state_of(task, known):16}{n_hints or '-':>5}  {task.title}")
+        lines.append(f"{task.id:8}{state_of(task, known):22}{n_hints or '-':>5}  {task.title}")
     return "\n".join([*lines, f"{n_solved(known)} of {len(all_tasks())} solved; {next_step(known)}"])
