@@ -1,5 +1,6 @@
 """What makes the tasks of all exercises a course: statements, cases that show mistakes, solutions, graders, budgets."""
 
+import dataclasses
 import functools
 import re
 import time
@@ -10,13 +11,14 @@ import torch
 from triton.runtime import interpreter
 
 import pkv
-from pkv.course.answering import Question, answers, ask, function_of, load
+from pkv.course.answering import Answer, Question, answers, ask, function_of, load
 from pkv.course.checking import as_text, report_apart
 from pkv.course.comparing import agree, difference, plain
+from pkv.course.diagnosing import wrong_answer
 from pkv.course.home import material, unsolved
-from pkv.course.judging import NOT_STARTED, wrong_answer
+from pkv.course.judging import NOT_STARTED, judge
 from pkv.course.sending import received, sent
-from pkv.course.tasks import Raised, all_tasks, file_of, find_task
+from pkv.course.tasks import Mistake, Property, Raised, Task, all_tasks, file_of, find_task
 
 TASKS = all_tasks()
 SEEDS = (1, 2)
@@ -220,3 +222,111 @@ def test_what_a_kernel_raises_is_named_and_not_what_wraps_it(task_id, old, new, 
     assert f"raises {kind}: " in report.lines[0].text
     line = text[: text.index(old)].count("\n") + 1
     assert int(report.lines[0].text.rpartition("line ")[2]) in (line, line + 1)  # the interpreter's count is its own
+
+
+# --- what is said of a wrong answer ---
+
+
+def judged(task, function, shrinks=True):
+    """The report of a function that answers in this process."""
+    return judge(task, lambda specs: list(answers(task, function, specs)), 1, set(), shrinks=shrinks)
+
+
+def with_fault(text):
+    """A function that raises."""
+
+    def raises(*given):
+        raise ValueError(text)
+
+    return raises
+
+
+POWERS = Task(
+    id="ex00_1", title="cubes", function="cube", lines=1, arguments=lambda spec: (spec["n"],), right=lambda n: n**3,
+    properties=(
+        Property("small", lambda rng: [{"n": 2}, {"n": 3}, {"n": 9}]),
+        Property("two", lambda rng: [{"n": 2}]),
+        Property("large", lambda rng: [{"n": 50}, {"n": 60}]),
+    ),
+    mistakes=(
+        Mistake("doubles", "doubles it", lambda n: 2 * n),
+        Mistake("squares", "squares it", lambda n: n * n),
+    ),
+)  # fmt: skip
+
+
+def test_one_exception_is_said_once():
+    report = judged(find_task("ex00_4"), with_fault("the very same"))
+    first, *others = [line.text for line in report.lines[:-1]]
+    assert "raises ValueError: the very same" in first
+    assert others == ['the same as under "out and lse of a few tokens"'] * len(others)
+    assert as_text(report).count("the very same") == 1
+
+
+def test_one_mistake_is_said_once_and_so_is_an_answer_of_none():
+    report = judged(find_task("ex00_2"), lambda length, page_size: -length % page_size)
+    assert as_text(report).count("free slots") == 1
+    assert [line.diagnosis for line in report.lines[:2]] == ["free_slots"] * 2
+    assert report.lines[1].text == 'the same as under "a part-filled last page counts"'
+    assert as_text(judged(find_task("ex00_2"), lambda *given: None)).count("`return`") == 1
+
+
+def test_what_differs_from_property_to_property_is_said_of_each():
+    report = judged(find_task("ex00_1"), lambda length, page_size: 1000 + length)
+    assert [line.text.count("expected") for line in report.lines[:-1]] == [1, 1, 1]
+    report = judged(POWERS, lambda n: 1 // 0 if n == 2 else with_fault("another")())
+    assert [line.text.count("raises") for line in report.lines[:-1]] == [1, 0, 1]
+
+
+def test_the_mistake_that_explains_the_most_is_named_and_shown_where_no_other_is_alike():
+    """2 squared is 2 doubled. One answer is wrong in another way, so that no mistake explains them all."""
+    report = judged(POWERS, lambda n: 7 if n == 50 else n * n)
+    assert [line.diagnosis for line in report.lines[:3]] == ["squares", "squares", None]
+    assert report.diagnosis == "squares"
+    assert report.lines[0].text == "squares it; for n = 3: expected 27, got 9"
+
+
+def test_a_smaller_input_shows_no_other_mistake():
+    """Of an unknown mistake, too: 2 and 2 is 2 doubled."""
+    report = judged(dataclasses.replace(POWERS, properties=POWERS.properties[::2]), lambda n: n + 2)
+    assert report.diagnosis is None
+    assert report.lines[0].text == "for n = 3: expected 27, got 5"
+
+
+SPEAKS_OF = {  # a property, and what its sentence says of a spec
+    ("ex00_1", "a part-filled last page counts"): lambda spec: spec["length"] % spec["page_size"],
+    ("ex00_1", "a full page counts once"): lambda spec: spec["length"] % spec["page_size"] == 0,
+    ("ex00_3", "a part-filled last page"): lambda spec: spec["length"] % spec["page_size"],
+    ("ex00_4", "query head i reads KV head i // G"): lambda spec: spec["group"] > 1,
+    ("ex01_2", "a state of no tokens changes nothing, whatever it holds"): lambda spec: spec["n_states"] > 1,
+    ("ex01_3", "as far as a shorter row reaches: later splits have no token"):
+        lambda spec: 0 < spec["length"] < spec["longest"],
+    ("ex02_1", "a row of more tiles than splits is cut at n * s // n_splits"):
+        lambda spec: spec["length"] > spec["tile"] * spec["n_splits"],
+    ("ex02_1", "a row of fewer tiles than splits: a tile for each split, then the empty ones"):
+        lambda spec: 0 < spec["length"] <= spec["tile"] * (spec["n_splits"] - 1),
+    ("ex03_2", "rows without items have an empty range, wherever they stand"): lambda spec: 0 in spec["items_per_row"],
+    ("ex05_2", "more programs than tiles"): lambda spec: spec["n_programs"] > spec["n_tiles"],
+    ("ex05_3", "a run crosses rows"): lambda spec: len(spec["lengths"]) > 1 and spec["end"] > spec["begin"],
+    ("ex05_4", "more programs than tiles"):
+        lambda spec: spec["n_programs"] > sum(-(-n // spec["tile"]) for n in spec["lengths"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("task_id", "name"), SPEAKS_OF)
+def test_the_input_that_is_shown_is_one_that_the_property_speaks_of(task_id, name):
+    task = find_task(task_id)
+    (prop,) = (prop for prop in task.properties if prop.name == name)
+    alone = dataclasses.replace(task, properties=(prop,), mistakes=())
+    for seed in range(4):
+        spec = judge(alone, lambda specs: [Answer(-77)] * len(specs), seed, set()).shown
+        assert SPEAKS_OF[task_id, name](spec), spec
+
+
+def test_an_input_is_made_as_small_as_it_can_be():
+    def wrong(length, page_size):
+        return 99 if length > 40 else -(-length // page_size)
+
+    report = judged(find_task("ex00_1"), wrong)
+    assert report.shown["length"] == 41
+    assert judged(find_task("ex00_1"), wrong, shrinks=False).shown["length"] > 41

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from pkv.course.answering import Stop
-from pkv.course.checking import as_text, report_apart, stopped
+from pkv.course.checking import as_text, report_apart
 from pkv.course.grading import Grading
 from pkv.course.home import material, unsolved
+from pkv.course.judging import stopped
 from pkv.course.points import Graded, results_json, table
 from pkv.course.tasks import GPU_OPTIONAL, all_tasks
 

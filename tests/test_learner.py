@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import threading
@@ -354,17 +353,18 @@ def test_a_function_of_the_notebook_is_tried_and_does_not_count(mine, capsys):
         course.check("ex00_9")
 
 
-def test_a_seed_repeats_the_numbers(mine, capsys):
-    asked = []
+def test_a_seed_repeats_the_numbers(mine, tmp_path, capsys):
+    asked = tmp_path / "asked"  # of another process
 
     def spy(length, page_size):
-        asked.append((length, page_size))
+        with asked.open("a") as file:
+            file.write(f"{length} {page_size}\n")
         return 0 if page_size > 16 and length % page_size == 1 else -(-length // page_size)
 
     def numbers(**options):
-        asked.clear()
+        asked.unlink(missing_ok=True)
         out = said(capsys, "ex00_1", spy, **options)
-        return asked.copy(), out
+        return asked.read_text().split("\n")[:20], out
 
     assert numbers(seed=5) == numbers(seed=5)
     assert numbers(seed=5)[0] != numbers(seed=6)[0]
@@ -899,15 +899,109 @@ def test_a_race_is_said_and_noted(mine_us, state, mine, monkeypatch, capsys):
     assert states() == {"ex00_4": "runs"}
 
 
-def test_an_answer_that_never_ends_is_ended(mine, capsys, monkeypatch):
-    monkeypatch.setattr(checking, "SECONDS_OF_AN_ANSWER", 0.3)
+# --- what an answer does to its process, and what it prints ---
 
+CRASH = "    import ctypes\n    print('to the edge')\n    return ctypes.string_at(0)\n"
+CRASHED = "its process ended before it answered (killed by SIGSEGV: maybe it reads or writes outside of its arrays: "
+
+
+def crash(length, page_size):
+    import ctypes
+
+    print("to the edge")
+    return ctypes.string_at(0)
+
+
+def test_an_answer_that_crashes_ends_its_own_process(mine, capsys):
+    write(mine, CRASH)
+    for given in ((), (crash,)):
+        out = said(capsys, "ex00_1", *given)
+        assert f"ex00_1: for length = 3, page_size = 4: {CRASHED}" in out
+        assert out.endswith("  printed, for length = 3, page_size = 4:\n    to the edge\n")
+    assert states() == {"ex00_1": "broken"}
+    (mine / "exercises" / FIRST).write_text("import os\nos._exit(3)\n")
+    assert f"importing {FIRST} ended its process (exit code 3)" in said(capsys)
+
+
+def test_so_does_a_kernel_that_reads_outside_of_its_arrays(mine, capsys):
+    solve(mine, "ex01")
+    file = mine / "exercises" / home.file_names()["ex01"]
+    text = file.read_text()
+    assert text.count("tl.load(offsets + row),") == 1
+    file.write_text(text.replace("tl.load(offsets + row),", "tl.load(offsets + row + (1 << 44)),"))
+    assert CRASHED in said(capsys, "ex01_5")
+    assert said(capsys, "ex01_2").endswith("correct\n")
+    parts = course.learner_parts("merge")
+    assert "ex01_5 is broken (for counts = [2], n_heads = 2, " in capsys.readouterr().out
+    assert decodes_right(parts)
+
+
+def test_a_check_does_not_change_the_notebook(mine, capsys):
+    """What a fork changes is gone with it, in whichever thread it was asked, with whatever threads torch has."""
+    torch.randn(800, 800) @ torch.randn(800, 800)
+    notebook = []
+
+    def changes(length, page_size):
+        notebook.append(torch.randn(300, 300) @ torch.randn(300, 300))
+        return -(-length // page_size)
+
+    reports = []
+    thread = threading.Thread(target=lambda: reports.append(checking.report_here(find_task("ex00_1"), 1, changes)))
+    thread.start()
+    thread.join()
+    assert reports[0].is_correct
+    assert notebook == []
+
+
+def test_what_an_answer_prints_is_shown(mine, capsys):
+    body = "    for number in range(50):\n        print(number, length)\n    return {}\n"
+    write(mine, body.format("length // page_size"))
+    out = said(capsys)
+    lines = "".join(f"    {number} 3\n" for number in range(30, 50))
+    assert f"\n  printed, for length = 3, page_size = 4:\n    ...\n{lines}  hint(" in out
+    write(mine, body.format("-(-length // page_size)"))
+    assert main(["check", "ex00_1", "--seed", "7"]) == 0
+    assert capsys.readouterr().out.endswith(f"printed, for length = 3, page_size = 4:\n    ...\n{lines}  correct\n")
+    found = json_of(capsys, "check", "ex00_1")["tasks"][0]["printed"]
+    assert found == ["...", *(f"{number} 3" for number in range(30, 50))]
+
+
+def test_the_input_whose_prints_are_shown_is_the_one_that_is_shown(mine, capsys):
+    def wrong(length, page_size):
+        print("asked of", length, page_size, file=sys.stderr)
+        return 99 if length > 30 else -(-length // page_size)
+
+    out = said(capsys, "ex00_1", wrong, seed=5)
+    shown = re.search(r"for length = (\d+), page_size = (\d+): expected", out)
+    assert f"for length = {shown[1]}, page_size = {shown[2]}:\n    asked of {shown[1]} {shown[2]}\n" in out
+    assert int(shown[1]) > 30
+
+
+def test_what_is_printed_is_shown_as_text_and_not_without_end(mine, capsys):
+    def loud(length, page_size):
+        print("x" * 10**7, end="")
+        print("\x1b[2J\ttab\r\n", end="")
+        return -(-length // page_size)
+
+    out = said(capsys, "ex00_1", loud)
+    assert "\x1b" not in out
+    assert len(out) < 10_000
+    assert re.search(r"xxx  *\[2J +tab\n", out)
+
+
+def test_graders_do_not_mix_prints_with_verdicts(mine):
+    write(mine, "    print('mine alone')\n    return length // page_size\n")
+    task = find_task("ex00_1")
+    report = checking.report_apart(task, mine / "exercises", 1)
+    assert report.printed == "mine alone\n"
+    assert "mine alone" not in "".join(checking.failure(report, line) for line in report.lines)
+
+
+def test_an_answer_that_never_ends_is_ended(mine):
     def endless(length, page_size):
         while True:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(BaseException):
                 time.sleep(0.01)
 
-    before = signal.getsignal(signal.SIGALRM)
-    course.check("ex00_1", endless)
-    assert "no answer within 0.3 s" in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGALRM) is before
+    report = checking.report_here(find_task("ex00_1"), 1, endless, seconds=0.3)
+    assert "for length = 3, page_size = 4: no answer within 0.3 s: does a loop ever end?" in checking.as_text(report)

@@ -1,8 +1,6 @@
 """`pkv check`: is the answer in an exercise file right, and if not, what is wrong? As check() says it in a notebook."""
 
 import argparse
-import contextlib
-import sys
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +10,7 @@ from pkv.commands.output import print_json, say
 from pkv.course.checking import as_text, keep, new_seed, race_of, report_here
 from pkv.course.judging import Report
 from pkv.course.points import counts_here
+from pkv.course.printed import last_lines
 from pkv.course.racing import Race
 
 HELP = "check the answers in your exercise files, and note your progress"
@@ -32,8 +31,7 @@ def execute(args: argparse.Namespace) -> int:
     seed = new_seed() if args.seed is None else args.seed
     found: list[dict[str, Any]] = []
     for task in tasks:
-        with contextlib.redirect_stdout(sys.stderr if args.json else sys.stdout):  # what the file prints
-            report = report_here(task, seed)
+        report = report_here(task, seed)
         raced = race_of(report)
         keep(report, raced)
         found.append(facts(report, raced))
@@ -54,5 +52,6 @@ def facts(report: Report, raced: Race | None) -> dict[str, Any]:
         "task": report.task.id, "title": report.task.title, "state": report.state, "correct": report.is_correct,
         "counts": counts_here(report.task),
         "diagnosis": report.diagnosis, "text": report.text, "properties": [asdict(line) for line in report.lines],
+        "printed": last_lines(report.printed),
         "race": raced and asdict(raced) | {"is_fast_enough": raced.is_fast_enough},
     }  # fmt: skip

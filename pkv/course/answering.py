@@ -22,6 +22,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pkv.course.comparing import agree, plain
+from pkv.course.printed import Printed
 from pkv.course.tasks import Raised, Spec, Task, file_of
 
 NOT_STARTED, BROKEN = "not started", "broken"
@@ -31,19 +32,25 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Stop:
-    """Why there is no answer at all. state: NOT_STARTED or BROKEN; text: what to do; of_file: no task has any."""
+    """Why there is no answer at all. state: NOT_STARTED or BROKEN; text: what to do; of_file: no task has any.
+
+    asked: the function was asked, and did not end; printed: what it has printed by then.
+    """
 
     state: str
     text: str
     of_file: bool = False
+    asked: bool = False
+    printed: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a function gave for one spec. changed: the argument that it overwrote."""
+    """What a function gave for one spec. changed: the argument that it overwrote; printed: the last of its lines."""
 
     value: Any
     changed: str | None = None
+    printed: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,26 +166,37 @@ def answers(task: Task, function: Any, specs: list[Spec]) -> Iterator[Answer | S
             return
 
 
-def ask(question: Question, function: Any, arguments: tuple[Any, ...]) -> Answer | Stop:
-    """One answer. What the function raises is its answer, but for the NotImplementedError of the skeleton."""
+def ask(question: Question, function: Any, arguments: tuple[Any, ...], printed: Printed | None = None) -> Answer | Stop:
+    """One answer. What the function raises is its answer, but for the NotImplementedError of the skeleton.
+
+    printed: takes what the function prints.
+    """
+    printed = printed or Printed()
     before = plain(list(arguments))
     call = question.call or simply
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # an answer that divides by 0 and then masks is right, whoever asks
-            for context in (torch.no_grad(), contextlib.redirect_stdout(None), NothingReadyMade(question.refused)):
+            for context in (torch.no_grad(), redirected(printed), NothingReadyMade(question.refused)):
                 stack.enter_context(context)
             value = plain(call(function, *arguments))
     except NotImplementedError as error:
         if str(error).startswith(f"{question.task}:"):
             return Stop(NOT_STARTED, str(error))
-        return Answer(raised(error, function))
+        return Answer(raised(error, function), printed=printed.taken())
     except MemoryError:
         return Stop(BROKEN, "it takes too much memory")
     except (Exception, SystemExit) as error:
-        return Answer(raised(error, function))
-    return Answer(value, changed_argument(question.names, before, plain(list(arguments))))
+        return Answer(raised(error, function), printed=printed.taken())
+    return Answer(value, changed_argument(question.names, before, plain(list(arguments))), printed.taken())
+
+
+@contextlib.contextmanager
+def redirected(printed: Printed) -> Iterator[None]:
+    """What Python prints goes there."""
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        yield
 
 
 def simply(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,28 +1,27 @@
 """check() and hint() in a notebook, and the same for the command line: one line a property, then what to do next."""
 
-import contextlib
 import random
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pkv._triton import GPU_VISIBLE
 from pkv.course import progress
-from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Refused, Stop, answers, function_of, too_late
+from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Question, Stop, answers, function_in, function_of
+from pkv.course.children import ask_child
 from pkv.course.comparing import brief
 from pkv.course.forks import AGAIN, ask_apart, names_apart
 from pkv.course.hints import hints_of, next_hint
 from pkv.course.home import learners_folder
-from pkv.course.judging import RUNS, Line, Report, judge, stopped
+from pkv.course.judging import RUNS, Line, Report, judge, show
 from pkv.course.points import NO_GPU, counts_here
+from pkv.course.printed import last_lines
 from pkv.course.racing import ON_GPU, Race, race
 from pkv.course.sources import names_used
-from pkv.course.tasks import Spec, Task, find_task
+from pkv.course.tasks import GPU_OPTIONAL, Spec, Task, file_of, find_task
 
-SECONDS_OF_AN_ANSWER = 20.0
 TICK, CROSS = "✓", "✗"
 COMPILES_LATER = "correct (in the interpreter; a GPU has not compiled it yet)"
 
@@ -57,49 +56,30 @@ def show_progress() -> None:
     print(progress.as_text())
 
 
-def report_here(task: Task, seed: int | None = None, function: Any = None) -> Report:
-    """Judge in this process, at once; an endless loop ends with the time that an answer has."""
-    seed = new_seed() if seed is None else seed
-    try:
-        found = function_of(task, learners_folder() / "exercises") if function is None else function
-    except Refused as refused:
-        return stopped(task, refused.stop, seed)
+def report_here(task: Task, seed: int | None = None, function: Any = None, seconds: float | None = None) -> Report:
+    """Judge the learner's file, or a function, asked in a fork of this process: whatever ends there, this goes on.
 
-    def ask(specs: list[Spec]) -> list[Answer | Stop]:
-        given, replies = list[Answer | Stop](), answers(task, found, specs)
-        while True:
-            try:
-                with time_limit(SECONDS_OF_AN_ANSWER):
-                    given.append(next(replies))
-            except StopIteration:
-                return given
-            except TooLong:
-                return [*given, Stop(BROKEN, too_late(SECONDS_OF_AN_ANSWER))]
+    A fork cannot use a GPU that this process has used: a kernel is asked in a process of its own there, or, if it is a
+    function of the notebook, in this one.
+    """
+    seed = new_seed() if seed is None else seed
+    compiles = GPU_VISIBLE and (task.kernel or task.tag == GPU_OPTIONAL)
+    if function is None:
+        folder = learners_folder() / "exercises"
+        if compiles:
+            return report_apart(task, folder, seed, seconds)
+        question, path = Question.of(task), file_of(folder, task.exercise)
+        used, name, load = names_apart(task, folder), path.name, lambda: function_in(question, path)
+    else:
+        used, name, load = names_used(function), "", lambda: function
+
+    def ask(specs: list[Spec], seconds: float = seconds or task.seconds) -> list[Answer | Stop]:
+        if compiles:
+            return list(answers(task, function, specs))
+        return ask_child(Question.of(task), load, [task.arguments(spec) for spec in specs], name, seconds)
 
     with torch.device("cpu"):  # lessons make the GPU the default; cases say themselves what lies there
-        return judge(task, ask, seed, names_used(found))
-
-
-class TooLong(BaseException):
-    """An answer's time is over. No Exception, so that no answer catches it."""
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TooLong after some seconds. Only the main thread can be interrupted; in others there is no limit."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(*_: object) -> None:
-        raise TooLong
-
-    handler, left = signal.signal(signal.SIGALRM, end), signal.setitimer(signal.ITIMER_REAL, seconds)[0]
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, left)  # whoever had one before goes on with it
-        signal.signal(signal.SIGALRM, handler)
+        return judge(task, ask, seed, used, again=lambda specs: ask(specs, AGAIN))
 
 
 def report_apart(task: Task, folder: Path, seed: int, seconds: float | None = None) -> Report:
@@ -140,14 +120,21 @@ def as_text(report: Report, in_shell: bool = False) -> str:
             f"then check again. {helps} helps."
         )
     if report.state == BROKEN:
-        return f"{task.id}: {report.text}"
+        return "\n".join([f"{task.id}: {report.text}", *printed(report)])
     lines = [f"{task.id} {task.title}"]
     lines += [
         f"  {TICK if line.holds else CROSS} {line.name}{': ' + line.text if line.text else ''}" for line in report.lines
     ]
     if report.is_correct:
-        return "\n".join([*lines, f"  {verdict_on(task)}"])
-    return "\n".join([*lines, f"  {helps} helps; {again} repeats these numbers"])
+        return "\n".join([*lines, *printed(report), f"  {verdict_on(task)}"])
+    return "\n".join([*lines, *printed(report), f"  {helps} helps; {again} repeats these numbers"])
+
+
+def printed(report: Report) -> list[str]:
+    """What the answer has printed, in lines, for the input that is shown; for the first one where all is right."""
+    lines = last_lines(report.printed)
+    where = f", for {show(report.shown)}" if report.shown else ""
+    return [f"  printed{where}:", *(f"    {line}" for line in lines)] if lines else []
 
 
 def verdict_on(task: Task) -> str:

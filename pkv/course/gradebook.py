@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pkv.course.answering import BROKEN, Answer, Stop
+from pkv.course.diagnosing import case_of
 from pkv.course.forks import Source, ask_source, close_server, names_of_source
-from pkv.course.judging import Report, case_of, judge
+from pkv.course.judging import Report, judge
 from pkv.course.points import NO_GPU, counts_here
 from pkv.course.submissions import Submission
 from pkv.course.tasks import Case, Spec, Task, all_tasks

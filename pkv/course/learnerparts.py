@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pkv.configs import DEFAULT_TILE, plan_for
-from pkv.course.answering import NOT_STARTED, Refused, function_of
+from pkv.course.answering import BROKEN, NOT_STARTED, function_of
 from pkv.course.checking import report_here
 from pkv.course.home import learners_folder, material
 from pkv.course.tasks import Task, find_task
@@ -73,11 +73,9 @@ def taken(offer: Offer) -> Any:
 
 def answer_of(task: Task) -> tuple[Any, str]:
     """The learner's function, and what keeps it from being used; "" if nothing does."""
-    try:
-        function = function_of(task, learners_folder() / "exercises")
-    except Refused as refused:
-        return None, f"broken ({refused.stop.text})"
-    report = report_here(task, function=function)
+    report = report_here(task)
     if report.is_correct:
-        return function, ""
-    return function, report.state if report.state == NOT_STARTED else f"not correct (check({task.id!r}) says why)"
+        return function_of(task, learners_folder() / "exercises"), ""
+    if report.state == BROKEN:
+        return None, f"broken ({report.text})"
+    return None, report.state if report.state == NOT_STARTED else f"not correct (check({task.id!r}) says why)"

@@ -15,7 +15,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,9 +23,10 @@ from typing import Any, NoReturn
 import torch
 
 import pkv.course
-from pkv.course.answering import BROKEN, Answer, Question, Refused, Stop, ask, function_in, raised
+from pkv.course.answering import BROKEN, Answer, Question, Refused, Stop, ask, function_in, raised, redirected
 from pkv.course.guarding import die_with_parent, guard, inherit_orphans, limit_memory
 from pkv.course.packing import TooLarge, packed
+from pkv.course.printed import Printed
 from pkv.course.sending import GRADERS, received
 from pkv.course.tasks import Raised
 
@@ -98,53 +99,63 @@ def read_all(control: socket.socket, size: int) -> bytes:
 def work(data: bytes, folder: Path, pipe: int) -> NoReturn:
     """What a fork does. It never comes back."""
     try:
-        os.setsid()
-        die_with_parent()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(nothing, stream)
-        os.closerange(3, pipe)
-        os.closerange(pipe + 1, 1 << 12)
+        write = alone(pipe)
         os.chdir(folder)
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-        limit_memory()
-
-        def write(value: Any) -> None:
-            rest = memoryview(packed(value))
-            while rest:
-                rest = rest[os.write(pipe, rest) :]
-
         write(STARTED)
         try:
             request = received(data)
         except Exception as error:  # a fault of the grader
             write(described(Stop(BROKEN, f"the question cannot be read: {type(error).__name__}: {error}")))
             os._exit(0)
-        answer_all(request, folder, write)
+        path = folder / request.name
+        path.write_bytes(request.text)
+        guard(folder)
+        answer_all(request.question, lambda: function_in(request.question, path), request.arguments, write)
     except BaseException:
         os._exit(1)
     os._exit(0)
 
 
-def answer_all(request: Request, folder: Path, write: Write) -> None:
-    """Load the file, ask every question, write every answer."""
-    path = folder / request.name
-    path.write_bytes(request.text)
-    guard(folder)
+def alone(pipe: int) -> Write:
+    """Take a fork away from its parent: no files or streams but the pipe, memory with an end. What writes into that."""
+    os.setsid()
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+    os.closerange(3, pipe)
+    os.closerange(pipe + 1, 1 << 12)
+    limit_memory()
+
+    def write(value: Any) -> None:
+        rest = memoryview(packed(value))
+        while rest:
+            rest = rest[os.write(pipe, rest) :]
+
+    return write
+
+
+def answer_all(
+    question: Question, load: Callable[[], Any], arguments: Sequence[tuple[Any, ...]], write: Write,
+    printed: Printed | None = None,
+) -> None:  # fmt: skip
+    """Load the function, ask it every question, write every answer. What importing prints belongs to the first one."""
+    printed = printed or Printed()
     try:
         try:
-            function = function_in(request.question, path)
+            with redirected(printed):
+                function = load()
         except Refused as refused:
             write(described(refused.stop))
             return
         except BaseException as error:
-            kind = type(error).__name__
-            write(described(Stop(BROKEN, f"{request.name} does not import: {kind}", True)))
+            write(described(Stop(BROKEN, f"the file does not import: {type(error).__name__}", True)))
             return
         write(LOADED)
-        for arguments in request.arguments:
-            answer = answer_to(request.question, function, arguments)
+        for given in arguments:
+            answer = answer_to(question, function, given, printed)
             try:
                 write(described(answer))
             except TooLarge as error:
@@ -156,12 +167,12 @@ def answer_all(request: Request, folder: Path, write: Write) -> None:
         write(described(Stop(BROKEN, "it takes too much memory")))
 
 
-def answer_to(question: Question, function: Any, arguments: tuple[Any, ...]) -> Answer | Stop:
+def answer_to(question: Question, function: Any, arguments: tuple[Any, ...], printed: Printed) -> Answer | Stop:
     """One answer. Here KeyboardInterrupt, pytest's Skipped and the like are the answer's own."""
     try:
-        return ask(question, function, arguments)
+        return ask(question, function, arguments, printed)
     except BaseException as error:
-        return Answer(raised(error, function))
+        return Answer(raised(error, function), printed=printed.taken())
 
 
 def described(answer: Answer | Stop) -> dict[str, Any]:
@@ -169,8 +180,8 @@ def described(answer: Answer | Stop) -> dict[str, Any]:
     if isinstance(answer, Stop):
         return {"stop": [answer.state, answer.text, answer.of_file]}
     if isinstance(answer.value, Raised):
-        return {"raised": [answer.value.kind, answer.value.text, answer.value.line]}
-    return {"value": answer.value, "changed": answer.changed}
+        return {"raised": [answer.value.kind, answer.value.text, answer.value.line], "printed": answer.printed}
+    return {"value": answer.value, "changed": answer.changed, "printed": answer.printed}
 
 
 def end_of(child: int) -> int:

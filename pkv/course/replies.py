@@ -13,6 +13,8 @@ from pkv.course.tasks import Raised
 
 STARTING = 120.0  # seconds that a process may take to start, on a machine that is busy
 DONE, ENDED, LATE, LARGE = "done", "ended", "late", "large"
+OUTSIDE = "maybe it reads or writes outside of its arrays: is an offset wrong, or a mask missing?"
+WHY = {"SIGKILL": "out of memory?", "SIGSEGV": OUTSIDE, "SIGBUS": OUTSIDE, "SIGABRT": OUTSIDE}
 MOST_TEXT = 300  # letters of what an answer says of itself
 
 
@@ -48,7 +50,7 @@ def answers_of(
     """Answers out of what came, and a Stop where there are fewer than questions."""
     values = [opened(part) for part in parts]
     is_loaded = values[1:2] == [LOADED]
-    found = [answer_in(value) for value in values[2 if is_loaded else 1 :]]
+    found = [answer_in(value, is_loaded) for value in values[2 if is_loaded else 1 :]]
     found = found[: next((n for n, one in enumerate(found, 1) if isinstance(one, Stop)), n_answers)]
     if len(found) == n_answers or (found and isinstance(found[-1], Stop)):
         return found
@@ -58,7 +60,7 @@ def answers_of(
         LATE: too_late(seconds) if is_loaded else f"importing {name} takes longer than {seconds:g} s",
         LARGE: f"an answer is too large: more than {LARGEST >> 20} MiB",
     }.get(why, f"{ended} ({how(status)})")  # fmt: skip
-    return [*found, Stop(BROKEN, text, not is_loaded)]
+    return [*found, Stop(BROKEN, text, not is_loaded, is_loaded)]
 
 
 def opened(part: bytes) -> Any:
@@ -69,16 +71,17 @@ def opened(part: bytes) -> Any:
         return None
 
 
-def answer_in(value: Any) -> Answer | Stop:
+def answer_in(value: Any, asked: bool = True) -> Answer | Stop:
     """An answer out of what described() made of it, or of what somebody else wrote into the pipe."""
     try:
         if "stop" in value:
             state, text, of_file = value["stop"]
-            return Stop(state if state == NOT_STARTED else BROKEN, shown(text), of_file is True)
+            return Stop(state if state == NOT_STARTED else BROKEN, shown(text), of_file is True, asked)
         if "raised" in value:
             kind, text, line = value["raised"]
-            return Answer(Raised(shown(kind), shown(text), line if isinstance(line, int) else None))
-        return Answer(value["value"], value["changed"] and shown(value["changed"]))
+            found = Raised(shown(kind), shown(text), line if isinstance(line, int) else None)
+            return Answer(found, printed=str(value["printed"]))
+        return Answer(value["value"], value["changed"] and shown(value["changed"]), str(value["printed"]))
     except (TypeError, ValueError, KeyError):
         return Stop(BROKEN, "the answer cannot be read")
 
@@ -96,4 +99,4 @@ def how(status: int | None) -> str:
     if code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name
-    return f"killed by {name}: out of memory?" if name == "SIGKILL" else f"killed by {name}"
+    return f"killed by {name}: {WHY[name]}" if name in WHY else f"killed by {name}"

@@ -45,7 +45,8 @@ def smaller_values(value: object) -> Iterator[object]:
     if isinstance(value, bool):
         return
     if isinstance(value, int):
-        yield from dict.fromkeys(x for x in (1, value // 2, value - 1) if 0 < x < value)
+        fewer = (1, value // 2, value - 1, value - 2)  # two less: one less may be another question
+        yield from dict.fromkeys(x for x in fewer if 0 < x < value)
     elif isinstance(value, list):
         for index in range(len(value)) if len(value) > 1 else ():
             yield value[:index] + value[index + 1 :]
