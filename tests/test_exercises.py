@@ -210,18 +210,67 @@ def test_a_judgement_takes_little_time():
     assert time.monotonic() - began < 2
 
 
-@pytest.mark.parametrize(("task_id", "old", "new", "kind"), [
-    ("ex01_5", "tl.load(offsets + row), tl.load(offsets + row + 1)", "offsets[row], offsets[row + 1]", "TypeError"),
-    ("ex01_4", "tl.max(scores, 0)", "scores.no_such_thing()", "AttributeError"),
+@pytest.mark.parametrize(("task_id", "old", "new", "words"), [
+    ("ex01_5", "tl.load(offsets + row), tl.load(offsets + row + 1)", "offsets[row], offsets[row + 1]",
+     "TypeError: 'int' object is not iterable, line LINE: a kernel reads memory with tl.load(pointer + offset), not "
+     "with [...]; there offsets is a pointer to int32, row is a number (int32)"),
+    ("ex01_5", "tl.load(offsets + row), tl.load(offsets + row + 1)", "offsets, torch.exp(offsets)",
+     "TypeError: exp(): argument 'input' (position 1) must be Tensor, not tensor, line LINE: inside of a kernel only "
+     "tl's functions work, not torch's; there offsets is a pointer to int32"),
+    ("ex01_4", "tl.max(scores, 0)", "scores.no_such_thing()",
+     "AttributeError: 'tensor' object has no attribute 'no_such_thing', line LINE: there running_max is a "),
 ])  # fmt: skip
-def test_what_a_kernel_raises_is_named_and_not_what_wraps_it(task_id, old, new, kind, tmp_path):
+def test_what_a_kernel_raises_is_named_and_not_what_wraps_it(task_id, old, new, words, tmp_path):
     path = file_of(material("solutions"), find_task(task_id).exercise)
     text = path.read_text(encoding="utf-8")
+    assert text.count(old) == 1
     (tmp_path / path.name).write_text(text.replace(old, new, 1), encoding="utf-8")
-    report = report_apart(find_task(task_id), tmp_path, 1)
-    assert f"raises {kind}: " in report.lines[0].text
+    said = report_apart(find_task(task_id), tmp_path, 1).lines[0].text
     line = text[: text.index(old)].count("\n") + 1
-    assert int(report.lines[0].text.rpartition("line ")[2]) in (line, line + 1)  # the interpreter's count is its own
+    found = int(re.search(r", line (\d+): ", said)[1])
+    assert found in (line, line + 1)  # the interpreter's count is its own
+    assert f"raises {words.replace('LINE', str(found))}" in said
+
+
+SCALE = "; there scale is 0.3"
+EXPLAINED = {  # what attend_row(q, k, v, scale) returns, and what is said of that
+    "q[:2] + k[0]": "shapes do not fit: axes are compared from the last one on, and [:, None] adds one; there q is a "
+    "tensor [3, 8] of float32, k is a tensor [1, 3, 8] of float32",
+    "range(scale)": f"a count or an index is an int: / gives a float, // an int{SCALE}",
+    "[*scale]": f"one value stands where several are taken apart{SCALE}",
+    "scale[0]": f"it has fewer axes than are indexed{SCALE}",
+    "len(scale)": f"it is one value, and no list{SCALE}",
+    "max(q, k[0])": "`if`, `and` and max() want one truth, and here are many: torch.where, & and torch.maximum",
+    "k[len(k)]": "an index goes past the end: n entries are 0 to n - 1; there k is a tensor [1, 3, 8] of float32",
+    "k[q]": "what is used as an index must be an int, or a tensor of them: .long(); there k is a tensor",
+    "q.double() @ k[0].T": "two dtypes meet: .to(...) makes one; there q is a tensor",
+    "q(k)": "what is called here is no function: is a name used twice, or an operator missing?",
+    "{}.get(scale).exp()": f"something is None: does what gives it lack a `return`?{SCALE}",
+    "sums; sums = 0": "it is used before it is given a value: on every way through the function?",
+    "nowhere": "nothing in the file has that name there",
+    "1 // 0": "it divides by 0: what of a row without tokens?",
+    "attend_row(q)": "a function is called with other arguments than stand in its head",
+    "attend_row(q, k, v, scale)": "it calls itself without end",
+}
+
+
+def answer_of(tmp_path, statement):
+    """The function attend_row of a file, with one line in it."""
+    path = tmp_path / "ex00.py"
+    path.write_text(f"def attend_row(q, k, v, scale):\n    {statement}\n")
+    return load(path).attend_row
+
+
+@pytest.mark.parametrize("returned", EXPLAINED)
+def test_what_python_says_is_explained(returned, tmp_path):
+    said = judged(find_task("ex00_4"), answer_of(tmp_path, f"return {returned}")).lines[0].text
+    assert re.search(r"raises \w+: .*, line 2: ", said)
+    assert EXPLAINED[returned] in said
+
+
+def test_what_is_not_known_is_not_explained(tmp_path):
+    said = judged(find_task("ex00_4"), answer_of(tmp_path, "raise ValueError('mine')")).lines[0].text
+    assert said.endswith(": raises ValueError: mine, line 2")
 
 
 # --- what is said of a wrong answer ---
@@ -230,15 +279,6 @@ def test_what_a_kernel_raises_is_named_and_not_what_wraps_it(task_id, old, new, 
 def judged(task, function, shrinks=True):
     """The report of a function that answers in this process."""
     return judge(task, lambda specs: list(answers(task, function, specs)), 1, set(), shrinks=shrinks)
-
-
-def with_fault(text):
-    """A function that raises."""
-
-    def raises(*given):
-        raise ValueError(text)
-
-    return raises
 
 
 POWERS = Task(
@@ -255,8 +295,8 @@ POWERS = Task(
 )  # fmt: skip
 
 
-def test_one_exception_is_said_once():
-    report = judged(find_task("ex00_4"), with_fault("the very same"))
+def test_one_exception_is_said_once(tmp_path):
+    report = judged(find_task("ex00_4"), answer_of(tmp_path, "raise ValueError('the very same')"))
     first, *others = [line.text for line in report.lines[:-1]]
     assert "raises ValueError: the very same" in first
     assert others == ['the same as under "out and lse of a few tokens"'] * len(others)
@@ -274,7 +314,7 @@ def test_one_mistake_is_said_once_and_so_is_an_answer_of_none():
 def test_what_differs_from_property_to_property_is_said_of_each():
     report = judged(find_task("ex00_1"), lambda length, page_size: 1000 + length)
     assert [line.text.count("expected") for line in report.lines[:-1]] == [1, 1, 1]
-    report = judged(POWERS, lambda n: 1 // 0 if n == 2 else with_fault("another")())
+    report = judged(POWERS, lambda n: 1 // 0 if n == 2 else n.another)
     assert [line.text.count("raises") for line in report.lines[:-1]] == [1, 0, 1]
 
 

@@ -955,10 +955,9 @@ def test_a_check_does_not_change_the_notebook(mine, capsys):
 
 def test_what_an_answer_prints_is_shown(mine, capsys):
     body = "    for number in range(50):\n        print(number, length)\n    return {}\n"
-    write(mine, body.format("length // page_size"))
-    out = said(capsys)
     lines = "".join(f"    {number} 3\n" for number in range(30, 50))
-    assert f"\n  printed, for length = 3, page_size = 4:\n    ...\n{lines}  hint(" in out
+    write(mine, body.format("[length][page_size]"))
+    assert f"\n  printed, for length = 3, page_size = 4:\n    ...\n{lines}  hint(" in said(capsys)
     write(mine, body.format("-(-length // page_size)"))
     assert main(["check", "ex00_1", "--seed", "7"]) == 0
     assert capsys.readouterr().out.endswith(f"printed, for length = 3, page_size = 4:\n    ...\n{lines}  correct\n")

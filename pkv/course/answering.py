@@ -10,7 +10,6 @@ import inspect
 import itertools
 import linecache
 import sys
-import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pkv.course.comparing import agree, plain
+from pkv.course.meaning import meaning, place_of
 from pkv.course.printed import Printed
 from pkv.course.tasks import Raised, Spec, Task, file_of
 
@@ -222,7 +222,8 @@ def raised(error: BaseException, function: Any) -> Raised:
     path = getattr(inspect.unwrap(getattr(function, "fn", function)), "__code__", None)
     file = path.co_filename if path is not None else ""
     inner = innermost(error)
-    return Raised(type(inner).__name__, first_line(inner), line_of(inner, file) or line_of(error, file))
+    line = line_of(inner, file) or line_of(error, file)
+    return Raised(type(inner).__name__, first_line(inner), line, meaning(inner, file))
 
 
 def innermost(error: BaseException) -> BaseException:
@@ -246,5 +247,4 @@ def first_line(error: BaseException) -> str:
 
 def line_of(error: BaseException, file: str) -> int | None:
     """The last line of a file that an exception came through."""
-    lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == file]
-    return lines[-1] if lines else None
+    return place_of(error, file)[1] or None

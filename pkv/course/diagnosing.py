@@ -36,7 +36,8 @@ def fault_of(task: Task, case: Case, answer: Answer | Stop | None) -> str | None
         return answer.text if answer else "no answer"
     if isinstance(answer.value, Raised):
         line = f", line {answer.value.line}" if answer.value.line else ""
-        return f"raises {brief(answer.value)}{line}"
+        means = f": {answer.value.means}" if answer.value.means else ""
+        return f"raises {brief(answer.value)}{line}{means}"
     if answer.value is None and plain(case.right) is not None:
         return "returns None: is a `return` missing?"
     fault = difference(plain(case.right), answer.value, task.tolerance, task.axes)

@@ -6,6 +6,7 @@ ends, and everything that it started, and the folder is removed. CUDA is first u
 """
 
 import contextlib
+import dataclasses
 import gc
 import os
 import shutil
@@ -180,7 +181,7 @@ def described(answer: Answer | Stop) -> dict[str, Any]:
     if isinstance(answer, Stop):
         return {"stop": [answer.state, answer.text, answer.of_file]}
     if isinstance(answer.value, Raised):
-        return {"raised": [answer.value.kind, answer.value.text, answer.value.line], "printed": answer.printed}
+        return {"raised": list(dataclasses.astuple(answer.value)), "printed": answer.printed}
     return {"value": answer.value, "changed": answer.changed, "printed": answer.printed}
 
 

@@ -78,8 +78,8 @@ def answer_in(value: Any, asked: bool = True) -> Answer | Stop:
             state, text, of_file = value["stop"]
             return Stop(state if state == NOT_STARTED else BROKEN, shown(text), of_file is True, asked)
         if "raised" in value:
-            kind, text, line = value["raised"]
-            found = Raised(shown(kind), shown(text), line if isinstance(line, int) else None)
+            kind, text, line, means = value["raised"]
+            found = Raised(shown(kind), shown(text), line if isinstance(line, int) else None, shown(means))
             return Answer(found, printed=str(value["printed"]))
         return Answer(value["value"], value["changed"] and shown(value["changed"]), str(value["printed"]))
     except (TypeError, ValueError, KeyError):

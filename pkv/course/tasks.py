@@ -67,11 +67,12 @@ class Mistake:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception in place of an answer."""
+    """An exception in place of an answer. means: what that means there."""
 
     kind: str
     text: str = ""
     line: int | None = None
+    means: str = ""
 
 
 @dataclass(frozen=True)
