@@ -12,9 +12,10 @@ from triton.runtime import interpreter
 
 import pkv
 from pkv.course.answering import Answer, Question, answers, ask, function_of, load
-from pkv.course.checking import as_text, report_apart
+from pkv.course.checking import as_text, failure, report_apart
 from pkv.course.comparing import agree, difference, plain
 from pkv.course.diagnosing import wrong_answer
+from pkv.course.glossary import WORDS, meaning_of, needs_words
 from pkv.course.home import material, unsolved
 from pkv.course.judging import NOT_STARTED, judge
 from pkv.course.sending import received, sent
@@ -333,6 +334,37 @@ def test_a_smaller_input_shows_no_other_mistake():
     assert report.lines[0].text == "for n = 3: expected 27, got 5"
 
 
+@every_task
+def test_words_of_inputs_that_no_statement_has_are_explained(task):
+    for _, spec in task.specs(SEEDS[0]):
+        for word, value in spec.items():
+            if needs_words(task, word):
+                key, means = meaning_of(task, word, value)
+                assert means, (word, value)
+                assert not isinstance(value, str) or key.endswith(repr(value)) or word in ("junk", "outside", "trace")
+
+
+def test_no_word_is_explained_that_no_input_has():
+    for place, words in WORDS.items():
+        specs = [spec for task in TASKS if task.id.startswith(place) for _, spec in task.specs(SEEDS[0])]
+        used = {word for spec in specs for word in spec} | {
+            f"{word} = {x!r}" for spec in specs for word, x in spec.items()
+        }
+        assert set(words) <= used, place
+
+
+def test_the_words_of_an_input_stand_below_it_and_in_graders_reports():
+    report = judged(find_task("ex01_2"), lambda outs, lses: (outs[0] * 0 - 7, lses[0]))
+    words = "empty = 'some': each state has no tokens for some heads, those where state + head is a multiple of 3"
+    (line,) = (line for line in report.lines if "changes nothing" in line.name)
+    assert ("empty = 'some'" in line.text) == (words in failure(report, line))
+    text = as_text(report)
+    assert text.count("\n    size: lses are random numbers of about 2;") == 1
+    assert text.index("empty = 'none': all states have tokens") > text.index(report.lines[0].text)
+    assert "head_dim:" not in text
+    assert "    group: query heads to a KV head\n" in as_text(judged(find_task("ex00_4"), lambda *given: 1 // 0))
+
+
 SPEAKS_OF = {  # a property, and what its sentence says of a spec
     ("ex00_1", "a part-filled last page counts"): lambda spec: spec["length"] % spec["page_size"],
     ("ex00_1", "a full page counts once"): lambda spec: spec["length"] % spec["page_size"] == 0,
@@ -345,6 +377,8 @@ SPEAKS_OF = {  # a property, and what its sentence says of a spec
         lambda spec: spec["length"] > spec["tile"] * spec["n_splits"],
     ("ex02_1", "a row of fewer tiles than splits: a tile for each split, then the empty ones"):
         lambda spec: 0 < spec["length"] <= spec["tile"] * (spec["n_splits"] - 1),
+    ("ex02_4", "empty states are neutral, whatever their memory holds"):
+        lambda spec: spec["empty"] == "heads" or max(spec["n_items"]) > 1,
     ("ex03_2", "rows without items have an empty range, wherever they stand"): lambda spec: 0 in spec["items_per_row"],
     ("ex05_2", "more programs than tiles"): lambda spec: spec["n_programs"] > spec["n_tiles"],
     ("ex05_3", "a run crosses rows"): lambda spec: len(spec["lengths"]) > 1 and spec["end"] > spec["begin"],

@@ -120,14 +120,19 @@ def as_text(report: Report, in_shell: bool = False) -> str:
             f"then check again. {helps} helps."
         )
     if report.state == BROKEN:
-        return "\n".join([f"{task.id}: {report.text}", *printed(report)])
+        return "\n".join([f"{task.id}: {report.text}", *words(report), *printed(report)])
     lines = [f"{task.id} {task.title}"]
     lines += [
         f"  {TICK if line.holds else CROSS} {line.name}{': ' + line.text if line.text else ''}" for line in report.lines
     ]
     if report.is_correct:
         return "\n".join([*lines, *printed(report), f"  {verdict_on(task)}"])
-    return "\n".join([*lines, *printed(report), f"  {helps} helps; {again} repeats these numbers"])
+    return "\n".join([*lines, *words(report), *printed(report), f"  {helps} helps; {again} repeats these numbers"])
+
+
+def words(report: Report) -> list[str]:
+    """What the words of the inputs mean, each once."""
+    return [f"    {text}" for text in dict.fromkeys(text for line in report.lines for text in line.words)]
 
 
 def printed(report: Report) -> list[str]:
@@ -150,7 +155,8 @@ def failure(report: Report, line: Line) -> str:
         return as_text(report)
     known = hints_of(report.task.id)
     helps = f"\nhint 1 of {len(known)}: {known[0]}" if known else ""
-    return f"{report.task.id} {line.name}: {line.text or report.text}{helps}"
+    means = "".join(f"\n    {text}" for text in line.words)
+    return f"{report.task.id} {line.name}: {line.text or report.text}{means}{helps}"
 
 
 def new_seed() -> int:

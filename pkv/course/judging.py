@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Stop
 from pkv.course.diagnosing import Answers, case_of, fault_of, is_shortcut
+from pkv.course.glossary import words_of
 from pkv.course.tasks import Case, Spec, Task
 from pkv.course.telling import Ask, Line, Telling, show
 
@@ -73,7 +74,8 @@ def judge(
 def stopped(task: Task, stop: Stop, seed: int, asked: Spec | None = None) -> Report:
     """The report of a task that gives no answer. asked: the question at which that shows."""
     text = f"for {show(asked)}: {stop.text}" if asked and stop.state == BROKEN else stop.text
-    lines = tuple(Line(prop.name, False, text) for prop in task.properties)
+    words = words_of(task, asked) if asked else ()
+    lines = tuple(Line(prop.name, False, text, words=words) for prop in task.properties)
     return Report(task, stop.state, lines, seed, text=text, stop=stop, shown=asked, printed=stop.printed)
 
 

@@ -1,10 +1,11 @@
 """Is a spec still one that a property speaks of? A property says so in words only; its own cases say it in numbers.
 
-A spec belongs to a property if none of its numbers is smaller than in all of the property's own cases, and if they
-compare with one another as they do in some of these: a row that ends inside a page, more programs than tiles.
+A smaller spec belongs to a property if none of its numbers is smaller than in all of the property's own cases, and if
+they compare with one another as they do in some of these: a row that ends inside a page, more programs than tiles. Of
+the property's cases those count that have the same words in them (empty = "some") as the spec that is made smaller.
 
 >>> full = Property("a full page", lambda rng: [{"length": 4 * n, "page_size": 4} for n in (1, 2, 5)])
->>> [Likeness(full, []).has({"length": length, "page_size": 4}) for length in (12, 11, 0)]
+>>> [Likeness(full, {"length": 20, "page_size": 4}).has({"length": n, "page_size": 4}) for n in (12, 11, 0)]
 [True, False, False]
 """
 
@@ -19,13 +20,13 @@ SIGNS = {-1: "<", 0: "=", 1: ">"}
 
 
 class Likeness:
-    """What the cases of a property have in common."""
+    """What the cases of a property that are like `one` have in common."""
 
-    def __init__(self, prop: Property, known: list[Spec]) -> None:
+    def __init__(self, prop: Property, one: Spec) -> None:
         drawn = [spec for seed in range(DRAWN) for spec in prop.specs(random.Random(seed))]
         self.seen: set[tuple[str, str, str]] = set()
         self.least: dict[str, float] = {}
-        for spec in (*known, *drawn):
+        for spec in (one, *(spec for spec in drawn if wording(spec) == wording(one))):
             self.seen |= set(comparisons(spec))
             for name, number in numbers_of(spec).items():
                 self.least[name] = min(number, self.least.get(name, number))
@@ -37,6 +38,11 @@ class Likeness:
             all(number >= self.least.get(name, number) for name, number in numbers.items())
             and set(comparisons(spec)) <= self.seen
         )
+
+
+def wording(spec: Spec) -> dict[str, Any]:
+    """What in a spec is no number."""
+    return {key: value for key, value in spec.items() if isinstance(value, str | bool)}
 
 
 def items_of(value: Any) -> list[float]:

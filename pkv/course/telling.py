@@ -11,6 +11,7 @@ from typing import Any
 from pkv.course.answering import Answer, Stop
 from pkv.course.comparing import brief
 from pkv.course.diagnosing import Answers, case_of, explains, fault_of, suspects
+from pkv.course.glossary import words_of
 from pkv.course.likeness import Likeness
 from pkv.course.shrinking import SECONDS, shrink
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
@@ -21,12 +22,16 @@ MOST_LOOKED_AT = 6  # wrong answers of a property, for one that shows its mistak
 
 @dataclass(frozen=True)
 class Line:
-    """One property: does it hold, and if not, what is wrong. diagnosis: the known mistake's name."""
+    """One property: does it hold, and if not, what is wrong. diagnosis: the known mistake's name.
+
+    words: what those of the input mean.
+    """
 
     name: str
     holds: bool
     text: str = ""
     diagnosis: str | None = None
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,10 @@ class Telling:
             return Line(prop.name, False, f"not asked any more: {self.answers.faults[wrong[0]]}")
         shown = self.clearest(wrong, mistake)
         if self.again and shown.is_value:
-            cases = [self.answers.cases[index].spec for index in self.answers.of(prop)]
-            seconds = SECONDS / self.n_failing
-            shown = smallest(self.answers.task, shown, mistake, Likeness(prop, cases), self.again, seconds)
+            like, seconds = Likeness(prop, shown.case.spec), SECONDS / self.n_failing
+            shown = smallest(self.answers.task, shown, mistake, like, self.again, seconds)
         self.first = shown if is_first else self.first
-        return Line(prop.name, False, text_of(shown, mistake), name)
+        return Line(prop.name, False, text_of(shown, mistake), name, words_of(self.answers.task, shown.case.spec))
 
     def kind_of(self, index: int) -> Any:
         """What two properties may fail in alike; None where what differs is to be shown of each."""
