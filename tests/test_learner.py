@@ -374,9 +374,14 @@ def test_a_seed_repeats_the_numbers(mine, tmp_path, capsys):
     assert numbers()[0] != numbers()[0], "fresh ones each time"
 
 
-def test_a_lessons_default_device_does_no_harm(mine, capsys):
+def test_a_lessons_default_device_does_no_harm(mine, monkeypatch, capsys):
     torch.set_default_device("meta")  # as lessons set a GPU
     try:
+        solve(mine, "ex01")
+        monkeypatch.setattr(checking, "GPU_VISIBLE", True)  # kernels are asked in another way there
+        kernel = answering.function_of(find_task("ex01_5"), material("solutions"))
+        assert "  correct" in said(capsys, "ex01_5")
+        assert "  correct" in said(capsys, "ex01_5", kernel)
         out = said(capsys, "ex00_4", torch.ones)
         solution = answering.function_of(find_task("ex00_4"), material("solutions"))
         assert "correct" in said(capsys, "ex00_4", solution)

@@ -62,23 +62,22 @@ def report_here(task: Task, seed: int | None = None, function: Any = None, secon
     A fork cannot use a GPU that this process has used: a kernel is asked in a process of its own there, or, if it is a
     function of the notebook, in this one.
     """
-    seed = new_seed() if seed is None else seed
+    seed, question = new_seed() if seed is None else seed, Question.of(task)
     compiles = GPU_VISIBLE and (task.kernel or task.tag == GPU_OPTIONAL)
     if function is None:
-        folder = learners_folder() / "exercises"
-        if compiles:
-            return report_apart(task, folder, seed, seconds)
-        question, path = Question.of(task), file_of(folder, task.exercise)
-        used, name, load = names_apart(task, folder), path.name, lambda: function_in(question, path)
+        path = file_of(learners_folder() / "exercises", task.exercise)
+        used, name, load = names_apart(task, path.parent), path.name, lambda: function_in(question, path)
     else:
         used, name, load = names_used(function), "", lambda: function
 
     def ask(specs: list[Spec], seconds: float = seconds or task.seconds) -> list[Answer | Stop]:
         if compiles:
             return list(answers(task, function, specs))
-        return ask_child(Question.of(task), load, [task.arguments(spec) for spec in specs], name, seconds)
+        return ask_child(question, load, [task.arguments(spec) for spec in specs], name, seconds)
 
     with torch.device("cpu"):  # lessons make the GPU the default; cases say themselves what lies there
+        if compiles and function is None:
+            return report_apart(task, path.parent, seed, seconds)
         return judge(task, ask, seed, used, again=lambda specs: ask(specs, AGAIN))
 
 

@@ -8,7 +8,7 @@ mistakes alike.
 import functools
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pkv.course.answering import Answer, Stop
@@ -82,13 +82,17 @@ def suspects(task: Task, case: Case, answer: Answer | Stop) -> set[str]:
 
 @dataclass(frozen=True)
 class Answers:
-    """The cases of a task, and what was answered: as many answers as came. owners: the property of each case."""
+    """The cases of a task, and what was answered: as many answers as came. owners: the property of each case.
+
+    known: what explain() has found, which takes its time.
+    """
 
     task: Task
     owners: list[Property]
     cases: list[Case]
     given: list[Answer | Stop]
     faults: list[str | None]
+    known: dict[tuple[Mistake, int], bool] = field(default_factory=dict)
 
     def of(self, prop: Property) -> list[int]:
         """The cases of a property."""
@@ -115,7 +119,7 @@ class Answers:
         exceptions = {self.exception(index) for index in mine} - {None}  # not the mistake's if others raise it, too
         all_mine = [i for i in range(len(self.given)) if i in mine or self.exception(i) in exceptions]
         found = [mistake for mistake in self.task.mistakes if self.explain(mistake, all_mine)]
-        return found[0] if len(found) == 1 else max(found, key=self.weight, default=None)
+        return self.heaviest(found)
 
     def exception(self, index: int) -> tuple[str, int | None] | None:
         """Which exception is the answer, if it is one: its kind, and where it comes from."""
@@ -126,8 +130,24 @@ class Answers:
 
     def explain(self, mistake: Mistake, indices: Iterable[int]) -> bool:
         """Does a mistake explain each of these answers?"""
-        return all(explains(self.task, mistake, self.cases[index], self.given[index]) for index in indices)
 
-    def weight(self, mistake: Mistake) -> int:
-        """How many wrong answers of the whole task a mistake explains."""
-        return sum(self.explain(mistake, [i]) for i, fault in enumerate(self.faults[: len(self.given)]) if fault)
+        def explained(index: int) -> bool:
+            if (mistake, index) not in self.known:
+                found = explains(self.task, mistake, self.cases[index], self.given[index])
+                self.known[mistake, index] = found
+            return self.known[mistake, index]
+
+        return all(map(explained, indices))
+
+    def suspects(self, index: int) -> set[str]:
+        """The names of all mistakes that a wrong answer could come of."""
+        return {mistake.name for mistake in self.task.mistakes if self.explain(mistake, [index])}
+
+    def heaviest(self, mistakes: list[Mistake]) -> Mistake | None:
+        """The one that explains the most wrong answers of the whole task, the first of several."""
+
+        def weight(mistake: Mistake) -> int:
+            return sum(self.explain(mistake, [i]) for i, fault in enumerate(self.faults[: len(self.given)]) if fault)
+
+        different = [*dict.fromkeys(mistakes)]
+        return different[0] if len(different) == 1 else max(different, key=weight, default=None)

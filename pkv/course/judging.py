@@ -3,7 +3,8 @@
 Every property's cases are compared with the right answers. Where they differ, diagnosing.py names the mistake, and
 telling.py says it.
 
-ask(specs) gives the answers, in this process or in another (forks.py); what is compared is made here.
+ask(specs) gives the answers, in a fork of this process (children.py) or of another (forks.py); what is compared is
+made here.
 """
 
 from dataclasses import dataclass
@@ -56,14 +57,14 @@ def judge(
     stop = next((answer for answer in given if isinstance(answer, Stop)), None)
     if stop is None and len(given) < len(asked):
         stop = Stop(BROKEN, "some answers are missing")
-    if stop is not None and (stop.state == NOT_STARTED or given[:1] in ([], [stop])):
+    if stop is not None and (stop.state == NOT_STARTED or not given or given[0] is stop):
         return stopped(task, stop, seed, asked[0][1] if stop.asked else None)
     cases = cases or [case_of(task, spec) for _, spec in asked]
     faults = [fault_of(task, case, answer) for case, answer in zip(cases, [*given, *[stop] * len(cases)], strict=False)]
     answers = Answers(task, [owner for owner, _ in asked], cases, given, faults)
     telling = Telling(answers, (again or ask) if shrinks else None)
     lines = (*(telling.line_of(prop) for prop in task.properties), own_work(task, used, given))
-    worst = max(telling.mistakes, key=answers.weight, default=None)
+    worst = answers.heaviest(telling.mistakes)
     return Report(
         task, CORRECT if all(line.holds for line in lines) else RUNS, lines, seed,
         diagnosis=lines[-1].diagnosis or (worst.name if worst else None), stop=stop,

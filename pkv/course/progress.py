@@ -32,8 +32,7 @@ def entry_of(task_id: str) -> Entry:
 
 def note(task_id: str, **changes: Any) -> None:
     """Keep what has changed of one task: state=, hints=."""
-    task = find_task(task_id)
-    change_entry(task, lambda entry: dataclasses.replace(entry, **changes))
+    change_entry(find_task(task_id), lambda entry: dataclasses.replace(entry, **changes))
 
 
 def reached(task: Task, state: str) -> None:
@@ -75,8 +74,7 @@ def start_over(exercise: str) -> None:
 
 
 def state_of(task: Task, known: Entries) -> str:
-    """The state as it is shown: a task that counts only on a GPU says so where there is none, and a kernel that no GPU
-    has compiled."""
+    """The state as it is shown, which also says what a GPU has still to do."""
     entry = known.get(task.id, Entry())
     if not entry.is_done and not counts_here(task):
         return "needs a GPU"

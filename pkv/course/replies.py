@@ -9,6 +9,7 @@ from typing import Any
 from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Stop, too_late
 from pkv.course.packing import HEAD, LARGEST, unpacked
 from pkv.course.preloaded import LOADED
+from pkv.course.printed import SIZE
 from pkv.course.tasks import Raised
 
 STARTING = 120.0  # seconds that a process may take to start, on a machine that is busy
@@ -80,8 +81,8 @@ def answer_in(value: Any, asked: bool = True) -> Answer | Stop:
         if "raised" in value:
             kind, text, line, means = value["raised"]
             found = Raised(shown(kind), shown(text), line if isinstance(line, int) else None, shown(means))
-            return Answer(found, printed=str(value["printed"]))
-        return Answer(value["value"], value["changed"] and shown(value["changed"]), str(value["printed"]))
+            return Answer(found, printed=str(value["printed"])[-SIZE:])
+        return Answer(value["value"], value["changed"] and shown(value["changed"]), str(value["printed"])[-SIZE:])
     except (TypeError, ValueError, KeyError):
         return Stop(BROKEN, "the answer cannot be read")
 

@@ -100,13 +100,11 @@ class Telling:
         """The first wrong answer that can come of no other mistake, or else of the fewest."""
 
         def others(index: int) -> int:
-            shown = self.shown(index)
-            names = suspects(self.answers.task, shown.case, shown.answer)
-            return len(names - {mistake.name if mistake else ""})
+            return len(self.answers.suspects(index) - {mistake.name if mistake else ""})
 
-        looked_at = [index for index in wrong if index < len(self.answers.given)][:MOST_LOOKED_AT]
         if not self.shown(wrong[0]).is_value:
             return self.shown(wrong[0])
+        looked_at = [index for index in wrong if index < len(self.answers.given)][:MOST_LOOKED_AT]
         return self.shown(next((index for index in looked_at if not others(index)), min(looked_at, key=others)))
 
 
