@@ -115,10 +115,14 @@ def test_whatever_a_check_or_a_kernel_looks_at_makes_another_kind(as_on_a_gpu):
         assert {other for other, theirs in found.items() if theirs == kind} == alike
     base = kind_of(q, cache, None, None, None)
     others = [
-        kind_of(q, cache, "stream_k", None, None), kind_of(q, cache, None, 0.5, None),
-        kind_of(q.float(), cache, None, None, None), kind_of(q[:1], cache, None, None, None), kind_of(q.clone().requires_grad_(), cache, None, None, None),
-        kind_of(q, batch(CASE)[1], None, None, None), kind_of(q, cache, None, None, q.clone().requires_grad_()),
-    ]  # fmt: skip
+        kind_of(q, cache, "stream_k", None, None),
+        kind_of(q, cache, None, 0.5, None),
+        kind_of(q.float(), cache, None, None, None),
+        kind_of(q[:1], cache, None, None, None),
+        kind_of(q.clone().requires_grad_(), cache, None, None, None),
+        kind_of(q, batch(CASE)[1], None, None, None),
+        kind_of(q, cache, None, None, q.clone().requires_grad_()),
+    ]
     assert len({base, *others}) == 1 + len(others)
 
 
