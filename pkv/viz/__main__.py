@@ -2,6 +2,7 @@
 
 python -m pkv.viz docs/plan.svg         # or docs/results.svg
 python -m pkv.viz docs/machines.md      # and docs/machines.svg
+python -m pkv.viz docs/goals.md
 """
 
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import torch
 
-from pkv.bench.shipped import shipped_records
+from pkv.bench.goals import goals
+from pkv.bench.results import results_of, sound
+from pkv.bench.shipped import shipped_part, shipped_records
 from pkv.decoding import plan
 from pkv.shapes import Shape
+from pkv.viz import goalspage, machinespage
 from pkv.viz.figures import draw_recorded
-from pkv.viz.machinespage import page_of
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.svg import Picture, stack
 
@@ -33,17 +36,34 @@ def draw_results() -> Picture:
     return stack([draw_recorded("ratios", n_sms=132), draw_recorded("ratios", n_sms=28)])
 
 
+def write_machines(target: Path) -> None:
+    """The page, and its figure beside it."""
+    page, picture = machinespage.page_of(shipped_records())
+    target.write_text(page, encoding="utf-8")
+    picture.save(target.with_suffix(".svg"))
+
+
+def write_goals(target: Path) -> None:
+    """The page."""
+    target.write_text(goals_page(), encoding="utf-8")
+
+
+def goals_page() -> str:
+    """docs/goals.md, from the records that ship."""
+    grids = [shipped_part("full", 132), shipped_part("paper", 132), shipped_part("paper", 28)]
+    runs = [run for records in grids for run in records.runs.values()]
+    return goalspage.page_of(goals(*(results_of(sound(records)) for records in grids)), runs)
+
+
 README_PICTURES = {"plan.svg": draw_readme, "results.svg": draw_results}
-PAGE = "machines.md"
+PAGES = {"machines.md": write_machines, "goals.md": write_goals}
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in (*README_PICTURES, PAGE):
-        sys.exit(f"usage: python -m pkv.viz DIR/NAME, with NAME one of {', '.join((*README_PICTURES, PAGE))}")
+    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in (*README_PICTURES, *PAGES):
+        sys.exit(f"usage: python -m pkv.viz DIR/NAME, with NAME one of {', '.join((*README_PICTURES, *PAGES))}")
     target = Path(sys.argv[1])
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.name == PAGE:
-        page, picture = page_of(shipped_records())
-        target.write_text(page, encoding="utf-8")
-        picture.save(target.with_suffix(".svg"))
+    if target.name in PAGES:
+        PAGES[target.name](target)
     else:
         README_PICTURES[target.name]().save(target)
