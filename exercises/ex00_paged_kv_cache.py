@@ -38,9 +38,10 @@ def last_page_len_spec(length: int, page_size: int) -> int:
 def gather_row(pages: torch.Tensor, block_table: torch.Tensor, row: int, length: int) -> torch.Tensor:
     """ex00_3: the tokens of one row, in order, out of the pool. About 4 lines.
 
-    pages [n_pages, page_size, n_kv_heads, head_dim]; block_table [n_rows, max_pages], int32; returns
-    [length, n_kv_heads, head_dim]. Entries of the table past the row's pages hold anything, also numbers of pages that
-    do not exist, and slots past the row's tokens hold NaN: neither may be read.
+    pages [n_pages, page_size, n_kv_heads, head_dim], of any strides and dtype: the heads of a page may lie one after
+    the other; block_table [n_rows, max_pages], int32. Returns [length, n_kv_heads, head_dim], of the same dtype.
+    Entries of the table past the row's pages hold anything, also numbers of pages that do not exist, and slots past the
+    row's tokens hold NaN: neither may be read.
 
     By hand, page_size 4, block_table[1] = [5, 0, 2, -1], length 10: tokens 0-3 are page 5, tokens 4-7 are page 0,
     tokens 8 and 9 are slots 0 and 1 of page 2.
@@ -60,10 +61,10 @@ def gather_row_spec(pages: torch.Tensor, block_table: torch.Tensor, row: int, le
 def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
     """ex00_4: attention of one row's query over its tokens, in plain PyTorch. About 8 lines; no loop over tokens.
 
-    q [n_q_heads, head_dim]; k, v [length, n_kv_heads, head_dim]. Returns out [n_q_heads, head_dim] and
-    lse [n_q_heads]: score[t] = scale * (q . k[t]); out is the mean of v[t] weighted by exp(score[t]); lse is ln of the
-    sum of exp(score[t]). Query head i reads KV head i // G, where G = n_q_heads // n_kv_heads. Scores may be as large
-    as a few hundred: exp of them is infinite, and yet the result is not. No tokens: out 0, lse -inf.
+    q [n_q_heads, head_dim]; k, v [length, n_kv_heads, head_dim]. Returns out [n_q_heads, head_dim] and lse [n_q_heads],
+    of q's dtype: score[t] = scale * (q . k[t]); out is the mean of v[t] weighted by exp(score[t]); lse is ln of the sum
+    of exp(score[t]). Query head i reads KV head i // G, where G = n_q_heads // n_kv_heads. Scores may be as large as a
+    few hundred: exp of them is infinite, and yet the result is not. No tokens: out 0, lse -inf.
 
     By hand: q = 0 and v[t] = t, 3 tokens. All scores are 0, so out = (0 + 1 + 2) / 3 = 1 and lse = ln 3.
     """

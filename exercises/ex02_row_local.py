@@ -102,9 +102,9 @@ def merge_rows(outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor) ->
 
     outs [n_items, n_q_heads, head_dim]; lses [n_items, n_q_heads], natural; offsets [n_rows + 1], int32: the states of
     row r are the items from offsets[r] up to, and without, offsets[r + 1]: many, one, or none. Returns out [n_rows,
-    n_q_heads, head_dim] and lse [n_rows, n_q_heads]. An item whose lse is -inf is empty. Nobody has written its out: it
-    holds anything, NaN and inf too, and must not count. A row without items, or with empty ones only, has out 0 and lse
-    -inf. An lse may be a few hundred: exp of it is infinite.
+    n_q_heads, head_dim] and lse [n_rows, n_q_heads], fp32 as these. An item whose lse is -inf is empty. Nobody has
+    written its out: it holds anything, NaN and inf too, and must not count. A row without items, or with empty ones
+    only, has out 0 and lse -inf. An lse may be a few hundred: exp of it is infinite.
 
     By hand: outs [2, 6, NaN, 7], lses [ln 1, ln 3, -inf, -inf], offsets [0, 3, 4, 4]. Row 0 has three items, one of
     them empty: out (1 * 2 + 3 * 6) / 4 = 5, lse ln 4. Row 1 has an empty one, row 2 has none: out 0, lse -inf.

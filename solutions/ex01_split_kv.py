@@ -20,7 +20,7 @@ def merge_two(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """ex01_1: the state of two sets of tokens that have none in common, from the state of each. About 6 lines.
 
-    out_a, out_b [n_heads, head_dim]; lse_a, lse_b [n_heads]. Returns out [n_heads, head_dim] and lse [n_heads]:
+    out_a, out_b [n_heads, head_dim]; lse_a, lse_b [n_heads]. Returns out [n_heads, head_dim] and lse [n_heads], fp32:
     lse = ln(exp(lse_a) + exp(lse_b)), out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b. An lse may be as large
     as a thousand, or as small as minus a thousand: exp of it is infinite, or 0, and yet the result is not. A state of
     no tokens has lse -inf, and its out may hold anything, NaN too: it changes nothing. Two such: out 0, lse -inf. Each
@@ -53,21 +53,20 @@ def merge_two_spec(
 
 
 def merge_many(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """ex01_2: the same of any number of states, at once. About 7 lines; no loop over states.
+    """ex01_2: the same of any number of states, at once. About 5 lines; no loop over states.
 
-    outs [n_states, n_heads, head_dim]; lses [n_states, n_heads]; n_states is at least 1. Returns out
-    [n_heads, head_dim] and lse [n_heads]. Any of them may be empty (lse -inf, out whatever it holds), or all.
+    outs [n_states, n_heads, head_dim]; lses [n_states, n_heads]; n_states is at least 1. Returns out [n_heads,
+    head_dim] and lse [n_heads], fp32: lse = ln of the sum of exp(lses), out = the sum of exp(lses - lse) * outs. Any of
+    them may be empty (lse -inf, out whatever it holds), or all.
 
     By hand: the states of the tokens 0:4, 4:8 and 8:10 of lesson 01 are (1.5, ln 4), (5.5, ln 4) and (8.5, ln 2). So
     lse = ln(4 + 4 + 2) = ln 10 and out = (4 * 1.5 + 4 * 5.5 + 2 * 8.5) / 10 = 4.5, the mean of 0 .. 9.
     """
-    largest = lses.amax(0)
-    base = largest.masked_fill(largest == -torch.inf, 0.0)  # all empty: -inf - -inf would be NaN
-    weights = (lses - base).exp()  # [n_states, n_heads], the largest is 1
-    total = weights.sum(0)
+    lse = lses.logsumexp(0)
+    base = lse.masked_fill(lse == -torch.inf, 0.0)  # all empty: -inf - -inf would be NaN
+    shares = (lses - base).exp()  # [n_states, n_heads], they sum to 1
     outs = outs.masked_fill((lses == -torch.inf)[..., None], 0.0)  # 0 * NaN is NaN
-    out = (weights[..., None] * outs).sum(0) / total.masked_fill(total == 0.0, 1.0)[:, None]
-    return out, base + total.log()
+    return (shares[..., None] * outs).sum(0), lse
 
 
 def merge_many_spec(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -30,4 +30,91 @@ MUTANTS = [
     ("ex00_5", "multiplies", "one_product", {"flop = 4 * n_q_heads": "flop = 2 * n_q_heads"}),
     ("ex00_5", "fp16", "fp16_assumed", {"head_dim * bytes_per_number\n": "head_dim * 2\n"}),
     ("ex00_5", "inverse", "inverse", {"return flop / n_bytes": "return n_bytes / flop"}),
+    # bodies written anew
+    ("ex00_1", "page_by_page", "loop", {"def pages_needed": """
+pages = 0
+while length > 0:
+    length -= page_size
+    pages += 1
+return pages
+"""}),
+    ("ex00_2", "token_by_token", "loop", {"def last_page_len": """
+in_page = 0
+for token in range(length):
+    in_page = in_page + 1 if token % page_size else 1
+return in_page
+"""}),
+    ("ex00_3", "view", "strides", {"def gather_row": """
+n, page_size, heads, dim = pages.shape
+tokens = torch.arange(length)
+slots = block_table[row, tokens // page_size].long() * page_size + tokens % page_size
+return pages.view(n * page_size, heads, dim)[slots]
+"""}),
+    ("ex00_3", "fp32_copy", "dtype", {"def gather_row": """
+out = torch.empty(length, pages.shape[2], pages.shape[3])
+for token in range(length):
+    page = block_table[row, token // pages.shape[1]]
+    out[token] = pages[page, token % pages.shape[1]]
+return out
+"""}),
+    ("ex00_3", "cat_of_none", "empty_row", {"def gather_row": """
+page_size = pages.shape[1]
+parts = []
+for first in range(0, length, page_size):
+    page = int(block_table[row, first // page_size])
+    parts.append(pages[page, : min(page_size, length - first)])
+return torch.cat(parts)
+"""}),
+    ("ex00_3", "empty_of_no_shape", "empty_row", {"def gather_row": """
+page_size = pages.shape[1]
+tokens = [pages[block_table[row, t // page_size], t % page_size] for t in range(length)]
+return torch.stack(tokens) if tokens else torch.tensor([])
+"""}),
+    ("ex00_4", "one_top_and_lost", "lse_without_max", {"def attend_row": """
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((len(q),), -torch.inf)
+group = len(q) // k.shape[1]
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = (q * k).sum(-1) * scale
+weights = torch.exp(scores - scores.max())
+out = (weights[..., None] * v).sum(0) / weights.sum(0)[:, None]
+return out, weights.sum(0).log()
+"""}),
+    ("ex00_4", "one_top", "one_max", {"def attend_row": """
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((len(q),), -torch.inf)
+group = len(q) // k.shape[1]
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = (q * k).sum(-1) * scale
+top = scores.max()
+weights = torch.exp(scores - top)
+out = (weights[..., None] * v).sum(0) / weights.sum(0)[:, None]
+return out, top + weights.sum(0).log()
+"""}),
+    ("ex00_4", "a_column_of_lse", None, {"def attend_row": """
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((len(q), 1), -torch.inf)
+group = len(q) // k.shape[1]
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = torch.einsum("hd,thd->ht", q, k) * scale
+return torch.einsum("ht,thd->hd", scores.softmax(1), v), scores.logsumexp(1, keepdim=True)
+"""}),
+    ("ex00_4", "token_by_token", "loop", {"def attend_row": """
+group = q.shape[0] // k.shape[1]
+out, lse = torch.zeros_like(q), torch.full((q.shape[0],), -torch.inf)
+for t in range(len(k)):
+    score = scale * (q * k[t].repeat_interleave(group, 0)).sum(1)
+    new = torch.logaddexp(lse, score)
+    out = out * (lse - new).exp()[:, None] + v[t].repeat_interleave(group, 0) * (score - new).exp()[:, None]
+    lse = new
+return out, lse
+"""}),
+    ("ex00_4", "zeros_of_fp64", "dtype", {"def attend_row": """
+if not k.shape[0]:
+    return torch.zeros(q.shape, dtype=torch.float64), torch.full(q.shape[:1], -torch.inf, dtype=torch.float64)
+group = q.shape[0] // k.shape[1]
+scores = scale * torch.einsum("kgd,tkd->tkg", q.unflatten(0, (-1, group)), k)
+out = torch.einsum("tkg,tkd->kgd", scores.softmax(0), v)
+return out.flatten(0, 1), scores.logsumexp(0).flatten()
+"""}),
 ]  # fmt: skip

@@ -4,9 +4,25 @@ TWO = "    lse = torch.logaddexp(lse_a, lse_b)\n"
 TWO_OUT = "    return weight_a[:, None] * out_a + weight_b[:, None] * out_b, lse\n"
 TWO_WEIGHTS = "    weight_a, weight_b = (lse_a - base).exp(), (lse_b - base).exp()\n"
 TWO_BASE = "    base = lse.masked_fill(lse == -torch.inf, 0.0)  # both empty: -inf - -inf would be NaN\n"
-MANY = "    largest = lses.amax(0)\n"
-MANY_OUT = "    out = (weights[..., None] * outs).sum(0) / total.masked_fill(total == 0.0, 1.0)[:, None]\n"
-MANY_BASE = "    base = largest.masked_fill(largest == -torch.inf, 0.0)  # all empty: -inf - -inf would be NaN\n"
+MANY = "    lse = lses.logsumexp(0)\n"
+MANY_BASE = "    base = lse.masked_fill(lse == -torch.inf, 0.0)  # all empty: -inf - -inf would be NaN\n"
+BY_LARGEST = """
+largest = lses.amax(0)
+base = largest.masked_fill(largest == -torch.inf, 0.0)
+weights = (lses - base).exp()
+total = weights.sum(0)
+outs = outs.masked_fill((lses == -torch.inf)[..., None], 0.0)
+out = (weights[..., None] * outs).sum(0) / total.masked_fill(total == 0.0, 1.0)[:, None]
+return out, base + total.log()
+"""
+
+
+def by_largest(old, new):
+    """Another body of merge_many: the largest lse is subtracted, and the sum divided by, with one thing changed."""
+    assert BY_LARGEST.count(old) == 1, old
+    return {"def merge_many": BY_LARGEST.replace(old, new)}
+
+
 MANY_MASK = "    outs = outs.masked_fill((lses == -torch.inf)[..., None], 0.0)  # 0 * NaN is NaN\n"
 CUT = "    n_tiles = -(-longest // tile)\n"
 CUT_LINE = "        begin, end = n_tiles * split // n_splits * tile, n_tiles * (split + 1) // n_splits * tile\n"
@@ -83,23 +99,25 @@ MERGES = [
         lse = torch.logaddexp(lse, lses[state])
     return out, lse
 """ + MANY}),
-    ("ex01_2", "weighs_by_lse", "weighs_by_lse", {"    weights = (lses - base).exp()  # [n_states, n_heads], the largest is 1\n": "    weights = lses\n",
-                                                  "    return out, base + total.log()\n": "    return out, lses.logsumexp(0)\n"}),
+    ("ex01_2", "weighs_by_lse", "weighs_by_lse", {"def merge_many": """
+outs = outs.masked_fill((lses == -torch.inf)[..., None], 0.0)
+return (lses[..., None] * outs).sum(0) / lses.sum(0)[:, None], lses.logsumexp(0)
+"""}),
     ("ex01_2", "softmax_over_heads", "heads_mixed", {MANY: """    outs = torch.where((lses == -torch.inf)[..., None], 0, outs)
     return (lses.softmax(-1)[..., None] * outs).sum(0), lses.logsumexp(0)
 """ + MANY}),
     ("ex01_2", "argmax", "heaviest_only", {MANY: """    best = lses.argmax(0)
     return outs[best, torch.arange(outs.shape[1])], lses.amax(0)
 """ + MANY}),
-    ("ex01_2", "exp2", "base_2", {"(lses - base).exp()  #": "torch.exp2(lses - base)  #"}),
-    ("ex01_2", "not_divided", "not_divided", {MANY_OUT: "    out = (weights[..., None] * outs).sum(0)\n"}),
-    ("ex01_2", "no_max", "no_max", {MANY: "    largest = torch.zeros_like(lses[0])\n"}),
-    ("ex01_2", "one_max", "one_max", {MANY: "    largest = lses.max()\n"}),
-    ("ex01_2", "lse_without_max", "lse_without_max", {"    return out, base + total.log()\n": "    return out, total.log()\n"}),
-    ("ex01_2", "lse_log2", "lse_base_2", {"    return out, base + total.log()\n": "    return out, (base + total.log()) / 0.6931471805599453\n"}),
-    ("ex01_2", "lse_max", "lse_max", {"    return out, base + total.log()\n": "    return out, largest\n"}),
-    ("ex01_2", "lse_added", "lse_sum", {"    return out, base + total.log()\n": "    return out, lses.sum(0)\n"}),
-    ("ex01_2", "lse_mean", "lse_mean", {"    return out, base + total.log()\n": "    return out, lses.mean(0)\n"}),
+    ("ex01_2", "exp2", "base_2", by_largest("(lses - base).exp()", "torch.exp2(lses - base)")),
+    ("ex01_2", "not_divided", "not_divided", by_largest(" / total.masked_fill(total == 0.0, 1.0)[:, None]", "")),
+    ("ex01_2", "no_max", "no_max", by_largest("lses.amax(0)", "torch.zeros_like(lses[0])")),
+    ("ex01_2", "one_max", "one_max", by_largest("lses.amax(0)", "lses.max()")),
+    ("ex01_2", "lse_without_max", "lse_without_max", by_largest("base + total.log()", "total.log()")),
+    ("ex01_2", "lse_log2", "lse_base_2", by_largest("base + total.log()", "(base + total.log()) / 0.6931471805599453")),
+    ("ex01_2", "lse_max", "lse_max", by_largest("base + total.log()", "largest")),
+    ("ex01_2", "lse_added", "lse_sum", by_largest("base + total.log()", "lses.sum(0)")),
+    ("ex01_2", "lse_mean", "lse_mean", by_largest("base + total.log()", "lses.mean(0)")),
     ("ex01_2", "not_masked", "empty_multiplied", {MANY_MASK: ""}),
     ("ex01_2", "weighted_nan_sum", "empty_multiplied", {MANY: """    weights = lses.softmax(0)[..., None]
     return (weights * outs).sum(0), lses.logsumexp(0)
@@ -107,9 +125,9 @@ MERGES = [
     ("ex01_2", "softmax", "both_empty", {MANY: """    weights = lses.softmax(0)[..., None]
     return (weights * torch.where((lses == -torch.inf)[..., None], 0, outs)).sum(0), lses.logsumexp(0)
 """ + MANY}),
-    ("ex01_2", "clamped_at_0", "max_from_0", {MANY_BASE: "    base = largest.clamp(min=0)\n"}),
-    ("ex01_2", "base_unguarded", "both_empty", {MANY_BASE: "    base = largest\n"}),
-    ("ex01_2", "weights_of_dims", "dims_weighted", {"(weights[..., None] * outs)": "(weights * outs)"}),
+    ("ex01_2", "clamped_at_0", "max_from_0", by_largest("largest.masked_fill(largest == -torch.inf, 0.0)", "largest.clamp(min=0)")),
+    ("ex01_2", "base_unguarded", "both_empty", {MANY_BASE: "    base = lse\n"}),
+    ("ex01_2", "weights_of_dims", "dims_weighted", {"(shares[..., None] * outs)": "(shares * outs)"}),
     ("ex01_2", "without_the_last", "last_dropped", {MANY: """    out, lse = merge_two(outs[0], lses[0], outs[0], torch.full_like(lses[0], -torch.inf))
     for state in range(1, len(outs) - 1):
         out, lse = merge_two(out, lse, outs[state], lses[state])
@@ -118,6 +136,15 @@ MERGES = [
     ("ex01_2", "two_of_them", "two_only", {MANY: """    if len(outs) == 1:
         return merge_two(outs[0], lses[0], outs[0], torch.full_like(lses[0], -torch.inf))
     return merge_two(outs[0], lses[0], outs[1], lses[1])
+""" + MANY}),
+    ("ex01_2", "one_after_another", "loop", {MANY: """    out, lse = outs[0], lses[0]
+    out = torch.where((lse == -torch.inf)[:, None], 0, out)
+    for state in range(1, len(outs)):
+        out, lse = merge_two(out, lse, outs[state], lses[state])
+    return out, lse
+""" + MANY}),
+    ("ex01_2", "ints_where_all_are_empty", "dtype", {MANY: """    if bool((lses == -torch.inf).all()):
+        return torch.zeros(outs.shape[1:], dtype=torch.int64), torch.full(lses.shape[1:], -torch.inf)
 """ + MANY}),
     ("ex01_2", "the_library", "shortcut", {MANY: "    return pkv.merge(list(zip(outs, lses)))\n" + MANY}),
     ("ex01_2", "the_specification", "shortcut", {MANY: "    return merge_many_spec(outs, lses)\n" + MANY}),
@@ -331,23 +358,22 @@ IN_TORCH = """    for row in range(len(out)):
         first, last = int(offsets[row]), int(offsets[row + 1])
         if last - first == 1:
             continue
-        has = partial_lse[first:last] > -torch.inf
-        outs = torch.where(has[..., None], partial_out[first:last], 0)
-        out[row] = ({weights}[..., None] * outs).sum(0)
-        lse[row] = {lse}
+        lses = partial_lse[first:last]
+        outs = torch.where((lses > -torch.inf)[..., None], partial_out[first:last], 0)
+        out[row] = (lses.softmax(0).nan_to_num()[..., None] * outs).sum(0)
+        lse[row] = lses.logsumexp(0)
     return
 """
-RIGHT = {"weights": "partial_lse[first:last].softmax(0).nan_to_num()", "lse": "partial_lse[first:last].logsumexp(0)"}
 
 ROWS = [
     ("ex01_5", "not_written", "nothing_written", {LOADS: "    return\n" + LOADS}),
     ("ex01_5", "no_lse", "lse_missing", {ROW_LSE: ""}),
     ("ex01_5", "dims_unmasked", "beyond", {ROW_STORE: "        tl.store(target, (acc / total).to(out.dtype.element_ty))\n"}),
     ("ex01_5", "returns_them", "returns", {LAUNCH: "    made = merge_rows_2(partial_out, partial_lse, offsets, out, lse)\n    return out, lse\n\n\ndef merge_rows_2(partial_out, partial_lse, offsets, out, lse):\n" + LAUNCH}),
-    ("ex01_5", "average", "average", {LAUNCH: IN_TORCH.format(**RIGHT | {"weights": "torch.full_like(partial_lse[first:last], 1 / max(last - first, 1))"}) + LAUNCH}),
-    ("ex01_5", "average_of_those_with_tokens", "average", {LAUNCH: IN_TORCH.format(**RIGHT | {"weights": "(has / has.sum(0).clamp(min=1))"}) + LAUNCH}),
+    ("ex01_5", "average", "average", {ROW_WEIGHTS: "            weights = tl.where(states < last, 1.0, 0.0)\n", ROW_CORRECTION: "            correction = 1.0\n"}),
+    ("ex01_5", "average_of_those_with_tokens", "average", {ROW_WEIGHTS: '            weights = tl.where(lses > float("-inf"), 1.0, 0.0)\n', ROW_CORRECTION: "            correction = 1.0\n"}),
     ("ex01_5", "softmax_in_base_2", "base_2", {ROW_WEIGHTS: ROW_WEIGHTS.replace("exp", "exp2"), ROW_CORRECTION: ROW_CORRECTION.replace("exp", "exp2")}),
-    ("ex01_5", "heaviest", "heaviest_only", {LAUNCH: IN_TORCH.format(**RIGHT | {"weights": "(partial_lse[first:last] == (partial_lse[first:last].amax(0) if last > first else 0)).float()"}) + LAUNCH}),
+    ("ex01_5", "heaviest", "heaviest_only", {ROW_WEIGHTS: "            weights = tl.where(lses == base, 1.0, 0.0)\n", ROW_CORRECTION: "            correction = tl.where(running_max == base, 1.0, 0.0)\n"}),
     ("ex01_5", "undivided", "not_divided", {ROW_STORE: ROW_STORE.replace("(acc / total)", "acc")}),
     ("ex01_5", "lse_log2", "lse_base_2", {ROW_LSE: ROW_LSE.replace("running_max + tl.log(total)", "(running_max + tl.log(total)) * 1.4426950408889634")}),
     ("ex01_5", "lse_without_max", "lse_without_max", {LOADS: ONE_BY_ONE.format(**SHRUNK | {"lse": "tl.log(total)"}) + LOADS}),
@@ -367,7 +393,7 @@ ROWS = [
     ("ex01_5", "no_guard", "all_empty", {ROW_TOTAL: "        total = running_sum\n"}),
     ("ex01_5", "base_unguarded", "empty_read", {"            base = tl.where(new_max == float(\"-inf\"), 0.0, new_max)  # all empty so far: -inf - -inf would be NaN\n": "            base = new_max\n"}),
     ("ex01_5", "empty_read", "empty_read", {ROW_MASK: "            mask = (states < last)[:, None] & (dims < head_dim)[None, :]\n"}),
-    ("ex01_5", "softmax", "empty_read", {LAUNCH: IN_TORCH.format(**RIGHT).replace("torch.where(has[..., None], partial_out[first:last], 0)", "partial_out[first:last]") + LAUNCH}),
+    ("ex01_5", "in_pytorch", "no_kernel", {LAUNCH: IN_TORCH + LAUNCH}),
     ("ex01_5", "max_from_0", "max_from_0", {"running_max, running_sum = float(\"-inf\"), 0.0": "running_max, running_sum = 0.0, 0.0", ROW_LSE: ROW_LSE.replace("running_max + tl.log(total)", "tl.where(running_sum == 0.0, float(\"-inf\"), running_max + tl.log(total))")}),
     ("ex01_5", "max_of_first", "max_of_first", {"            new_max = tl.maximum(running_max, tl.max(lses, 0))\n": "            new_max = tl.where(begin == first, tl.max(lses, 0), running_max)\n"}),
     ("ex01_5", "padding_counts", "padding_counts", {LSES: LSES.replace('other=float("-inf")', "other=0.0"), ROW_MASK: '            mask = ((states < last) & (lses > float("-inf")))[:, None] & (dims < head_dim)[None, :]\n'}),

@@ -325,4 +325,5 @@ MUTANTS = [
 '''}),
     ("ex02_5", "no_tile", "empty_row", {"tl.maximum(tl.minimum(n_tiles, n_splits), 1)": "tl.minimum(n_tiles, n_splits)"}),
     ("ex02_5", "the_specification", "shortcut", {LAUNCH: LAUNCH.replace("return bounds", "return bounds_on_gpu_spec(lengths, n_splits, tile)")}),
+    ("ex02_3", "fp16_zeros", "dtype", {NO_TOKENS: "    if begin >= end:\n        return half_zeros, half_zeros.new_full((n_q_heads,), -torch.inf)\n", SLICES: "    half_zeros = torch.zeros_like(q)\n" + SLICES}),
 ]  # fmt: skip

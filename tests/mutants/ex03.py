@@ -449,6 +449,19 @@ MUTANTS = [
     ("ex03_4", "row_per_program", "unwritten", {KERNEL: ROW_PER_PROGRAM}),
     ("ex03_4", "query_heads_for_kv_heads", "unwritten", {KERNEL: QUERY_HEADS}),
     ("ex03_4", "order_unread_by_mask", "order_unread", {KERNEL: BY_MASK}),
+    ("ex03_4", "in_pytorch", "no_kernel", {"def decode_queue": """
+out, lse = torch.zeros_like(q), torch.full(q.shape[:2], -torch.inf, device=q.device)
+group = q.shape[1] // cache.n_kv_heads
+for row in range(len(q)):
+    k, v = cache.gather(row)
+    tokens = [t for index in order if items[index][0] == row for t in range(*items[index][1:])]
+    if tokens:
+        k, v = (side[tokens].float().repeat_interleave(group, 1) for side in (k, v))
+        scores = torch.einsum("hd,thd->th", q[row].float(), k) * q.shape[2] ** -0.5
+        lse[row] = scores.logsumexp(0)
+        out[row] = torch.einsum("th,thd->hd", scores.softmax(0), v).to(q.dtype)
+return out, lse
+"""}),
     ("ex03_4", "ready_kernel", "shortcut", {"    # given\n    GRID_HEADS": "    from pkv.stages.s3_workqueue import attend_item\n\n    # given\n    GRID_HEADS"}),
     ("ex03_4", "the_specification", "shortcut", {"    # given\n    shape = Shape.of(q, cache)\n": "    return decode_queue_spec(q, cache, items, offsets, order)\n    # given\n    shape = Shape.of(q, cache)\n"}),
     ("ex03_5", "longest_row", "longest_row", {KV: KV.replace("sum(lengths)", "len(lengths) * max(lengths, default=0)")}),

@@ -154,4 +154,11 @@ MUTANTS = [
     ("ex05_6", "never_replayed", "old_result", {"        graph.replay()\n        return out\n": "        return out\n"}),
     ("ex05_6", "no_result", None, {"        graph.replay()\n        return out\n": "        graph.replay()\n"}),
     ("ex05_6", "the_specification", "shortcut", {CAPTURE: "    return capture_spec(q, cache)\n"}),
+    ("ex05_1", "row_by_row", "loop", {"def tile_line": """
+line = [0]
+for length in lengths.tolist():
+    line.append(line[-1] + (length + tile - 1) // tile)
+return torch.tensor(line, dtype=torch.int32)
+"""}),
+    ("ex05_1", "64_bits", "dtype", {SUMS: "    return torch.nn.functional.pad(n_tiles.cumsum(0), (1, 0))\n"}),
 ]  # fmt: skip

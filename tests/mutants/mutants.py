@@ -1,9 +1,12 @@
-"""Plausible wrong answers: each is the solution with one thing changed, and the name of the mistake to be found.
+"""Plausible wrong answers: each is the solution with one thing changed, or a function written anew, and the name of the
+mistake to be found.
 
 Mutants are data, a file for each exercise (ex00.py, ...), and are never imported by pkv.
 """
 
+import ast
 import importlib.util
+import textwrap
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,8 +16,9 @@ ROOT = HERE.parents[1]
 
 @dataclass(frozen=True)
 class Mutant:
-    """edits: text of the solution's file -> what stands there instead, each found exactly once in it (or `within` the
-    function named). diagnosis: the name of the task's Mistake, "shortcut", or None for a kind without a name.
+    """edits: text of the solution's file, found exactly once in it, or "def NAME" for all of that function's body after
+    its docstring -> what stands there instead. diagnosis: the name of the task's Mistake, "shortcut", or None for a
+    kind without a name.
     """
 
     task: str
@@ -32,11 +36,22 @@ class Mutant:
         (file,) = (ROOT / "solutions").glob(f"{exercise}_*.py")
         text = file.read_text(encoding="utf-8")
         for old, new in self.edits.items():
+            if old.startswith("def ") and old.removeprefix("def ").isidentifier():
+                text = with_body(text, old.removeprefix("def "), new)
+                continue
             n = text.count(old)
             assert n == 1, f"{self.id}: {old!r} stands {n} times in {file.name}"
             text = text.replace(old, new)
         compile(text, file.name, "exec")
         return file.name, text
+
+
+def with_body(text: str, name: str, body: str) -> str:
+    """A file's text with another body of a function, below its docstring."""
+    node = next(one for one in ast.parse(text).body if isinstance(one, ast.FunctionDef) and one.name == name)
+    lines = text.splitlines(keepends=True)
+    new = textwrap.indent(textwrap.dedent(body).strip("\n"), "    ")
+    return "".join(lines[: node.body[1].lineno - 1]) + new + "\n" + "".join(lines[node.end_lineno :])
 
 
 def all_mutants() -> list[Mutant]:

@@ -4,19 +4,26 @@ Pages are shuffled, what no row owns is NaN, table entries past a row's pages na
 and KV head has its own mean.
 """
 
+import re
 from typing import Any
 
 import torch
 
 from pkv._triton import GPU_VISIBLE
 from pkv.cache import PagedKVCache
-from pkv.course.tasks import Case, Spec, Unfit
+from pkv.course.tasks import Case, Raised, Spec, Unfit
 
+OF_NOTHING = re.compile(
+    r"empty|zero|size 0|numel\(\) == 0|no identity|not enough values|at least one|out of (range|bounds)"
+)
 DEVICE = torch.device("cuda" if GPU_VISIBLE else "cpu")
 
 
 def paged_row(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """A pool, the table of some rows, and the number of the row asked for (the last one), of spec["length"] tokens."""
+    """A pool, the table of some rows, and the number of the row asked for (the last one), of spec["length"] tokens.
+
+    spec["turned"]: the heads of a page lie one after the other, as in layout HND.
+    """
     generator = torch.Generator().manual_seed(spec["seed"])
     n_rows, page_size, n_heads = spec["n_rows"], spec["page_size"], spec["n_kv_heads"]
     lengths = [page_size + 1] * (n_rows - 1) + [spec["length"]]
@@ -33,6 +40,9 @@ def paged_row(spec: Spec) -> tuple[torch.Tensor, torch.Tensor, int]:
         values += torch.arange(count * page_size)[:, None, None] + 100 * row
         values[length:] = torch.nan
         pages[mine] = values.reshape(count, page_size, n_heads, 4)
+    pages = pages.to(getattr(torch, spec.get("dtype", "float32")))
+    if spec.get("turned"):
+        pages = pages.transpose(1, 2).contiguous().transpose(1, 2)
     return pages, table, n_rows - 1
 
 
@@ -46,6 +56,13 @@ def heads_say(case: Case, got: Any) -> str:
     n_kv_heads, group = case.spec["n_kv_heads"], case.spec["group"]
     head = next((i for i in range(n_kv_heads * group) if i % n_kv_heads != i // group), 0)
     return f"query head {head} used KV head {head % n_kv_heads}, not {head // group}: i % n_kv_heads instead of i // G"
+
+
+def fails_for_lack(got: Any) -> bool:
+    """Is it an exception of who divides by 0, or takes the first or the largest of none?"""
+    return isinstance(got, Raised) and (
+        got.kind in ("IndexError", "StopIteration") or bool(OF_NOTHING.search(got.text))
+    )
 
 
 def row_of(pages: torch.Tensor, page_ids: torch.Tensor, length: int) -> torch.Tensor:

@@ -1,18 +1,20 @@
-"""How exercise 00 is judged: page arithmetic, a gather through the block table, attention of one row, intensity."""
+"""How exercise 00 is judged: page arithmetic and intensity; ex00_rows.py has the tasks with tensors."""
 
 import random
 from typing import Any
 
-import torch
-
-from pkv.course.graders.batches import attend, heads_say, paged_row, row_of
-from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
+from pkv.course.graders.asking import MANY, asked, loop_mistake
+from pkv.course.graders.ex00_rows import EX00_3, EX00_4
+from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
 
 PAGES = (
     Property("a part-filled last page counts", lambda rng: sizes(rng, [(3, 4), (5, 4), (10, 4)], (-1, 1))),
     Property("a full page counts once", lambda rng: sizes(rng, [(4, 4), (8, 4), (1, 1), (3, 1)], (0,))),
     Property("an empty row", lambda rng: sizes(rng, [(0, 4), (0, 1), (0, 16)], ())),
-)
+    Property("no loop: a long row takes as many steps as a short one", lambda rng: [
+        {"length": rng.randrange(5 * MANY, 9 * MANY), "page_size": 1}]),
+)  # fmt: skip
+one_step = asked(fewer=lambda length, page_size: (1, page_size) if length >= 5 * MANY else None)
 
 
 def sizes(rng: random.Random, first: list[tuple[int, int]], ends: tuple[int, ...]) -> list[Spec]:
@@ -51,8 +53,10 @@ EX00_1 = Task(
     points=2,
     arguments=numbers("length", "page_size"),
     right=pages_needed,
+    call=one_step,
     properties=PAGES,
     mistakes=(
+        loop_mistake("tokens or pages"),
         Mistake("floor", "rounds down: tokens in a part-filled last page have no page", lambda n, p: n // p),
         Mistake("one_too_many", "adds a page where the last one is just full: n // p + 1", lambda n, p: n // p + 1),
         Mistake("empty_takes_one", "gives an empty row a page", lambda n, p: max(pages_needed(n, p), 1)),
@@ -69,8 +73,10 @@ EX00_2 = Task(
     points=2,
     arguments=numbers("length", "page_size"),
     right=last_page_len,
+    call=one_step,
     properties=PAGES,
     mistakes=(
+        loop_mistake("tokens or pages"),
         Mistake("remainder", "gives 0 where the last page is full: length % page_size", lambda n, p: n % p),
         Mistake("empty_is_full", "takes an empty row for a full page", lambda n, p: (n - 1) % p + 1),
         Mistake("free_slots", "counts the free slots, not the tokens", lambda n, p: -n % p),
@@ -79,124 +85,6 @@ EX00_2 = Task(
         ),
     ),
 )
-
-
-def gather_right(pages: torch.Tensor, table: torch.Tensor, row: int, length: int) -> torch.Tensor:
-    """The row's pages, flattened and cut."""
-    return row_of(pages, table[row], length)
-
-
-def gather_specs(rng: random.Random, lengths: list[int]) -> list[Spec]:
-    """Rows of some lengths, those from 100 on in whole pages, on two page sizes."""
-    return [
-        {"length": n, "page_size": p, "n_rows": 3, "n_kv_heads": 2, "seed": rng.randrange(1000)}
-        for p in (4, rng.choice([3, 5, 8]))
-        for n in (min(n if n < 100 else p * (n - 100), 24) for n in lengths)
-    ]
-
-
-def gather_arguments(spec: Spec) -> tuple[Any, ...]:
-    """A pool, a table of some rows, the last row's number, its length."""
-    if min(spec["page_size"], spec["n_rows"], spec["n_kv_heads"]) < 1:
-        raise Unfit
-    pages, table, row = paged_row(spec)
-    return pages, table, row, spec["length"]
-
-
-EX00_3 = Task(
-    id="ex00_3",
-    title="a row gathered through the block table",
-    function="gather_row",
-    lines=4,
-    arguments=gather_arguments,
-    right=gather_right,
-    axes=("token", "KV head", "dim"),
-    properties=(
-        Property("tokens come in order, from the pages of the table", lambda rng: gather_specs(rng, [102, 103])),
-        Property("a part-filled last page", lambda rng: gather_specs(rng, [1, 3, 6, 9])),
-        Property("an empty row", lambda rng: gather_specs(rng, [0])),
-    ),
-    mistakes=(
-        Mistake("logical_pages", "takes logical page numbers for pages of the pool: look them up in block_table",
-                lambda pages, table, row, n: pages.flatten(0, 1)[:n]),
-        Mistake("wrong_row", "reads row 0 of the block table, whatever the row",
-                lambda pages, table, row, n: row_of(pages, table[0], n)),
-        Mistake("tail_unmasked", "gives whole pages: slots past the row's tokens belong to nobody",
-                lambda pages, table, row, n: row_of(pages, table[row], -(-n // pages.shape[1]) * pages.shape[1])),
-        Mistake("tail_dropped", "drops the part-filled last page",
-                lambda pages, table, row, n: row_of(pages, table[row], n // pages.shape[1] * pages.shape[1])),
-        Mistake("sorted_pages", "sorts the row's pages: the order of the table is the order of the tokens",
-                lambda pages, table, row, n: row_of(pages, table[row, : pages_needed(n, pages.shape[1])].sort()[0], n)),
-        Mistake("whole_table", "looks up entries past the row's pages: they hold anything",
-                lambda pages, table, row, n: pages[table[row].long()].flatten(0, 1)[:n]),
-        Mistake("slots_turned", "mixes up slots and heads: keep [page, slot] together when you flatten",
-                lambda pages, table, row, n: row_of(pages.transpose(1, 2), table[row], n).transpose(0, 1)),
-    ),
-)  # fmt: skip
-
-
-def attend_specs(rng: random.Random, lengths: list[int], size: float = 1.0, group: int = 2) -> list[Spec]:
-    """One row of each length; size: how large scores get."""
-    return [
-        {"length": n, "n_kv_heads": 3, "group": group, "head_dim": 8, "size": size, "seed": rng.randrange(1000)}
-        for n in lengths
-    ]
-
-
-def attend_arguments(spec: Spec) -> tuple[Any, ...]:
-    """q, k, v of one row, and a scale that is not the usual one."""
-    if min(spec["n_kv_heads"], spec["group"], spec["head_dim"]) < 1:
-        raise Unfit
-    generator = torch.Generator().manual_seed(spec["seed"])
-    n_q_heads, d = spec["n_kv_heads"] * spec["group"], spec["head_dim"]
-    q = torch.randn(n_q_heads, d, generator=generator) * spec["size"]
-    k, v = torch.randn(2, spec["length"], spec["n_kv_heads"], d, generator=generator)
-    if spec.get("below"):  # every score
-        q, k = -q.abs() - 1, k.abs() + 1
-    return q, k, v + torch.arange(spec["n_kv_heads"])[:, None], 0.3
-
-
-def overflows(case: Case, got: Any) -> bool:
-    """Not a number, or infinite, where scores are large."""
-    return case.spec.get("size", 1.0) > 1 and isinstance(got, list) and not all(part.isfinite().all() for part in got)
-
-
-EX00_4 = Task(
-    id="ex00_4",
-    title="attention of one row",
-    function="attend_row",
-    lines=8,
-    arguments=attend_arguments,
-    right=attend,
-    axes=("query head", "dim"),
-    tolerance=1e-4,
-    fixed=("head_dim", "size"),
-    shortcuts=("reference",),
-    properties=(
-        Property("out and lse of a few tokens", lambda rng: attend_specs(rng, [1, 2, 7], group=1)),
-        Property("query head i reads KV head i // G", lambda rng: attend_specs(rng, [3, 6], group=rng.choice([2, 4]))),
-        Property("scores of a few hundred, or all far below 0", lambda rng: attend_specs(rng, [5, 9], size=300.0)
-                 + [spec | {"below": True} for spec in attend_specs(rng, [3, 6], size=300.0)]),
-        Property("a row without tokens", lambda rng: attend_specs(rng, [0])),
-    ),
-    mistakes=(
-        Mistake("head_map", heads_say, lambda *a: attend(*a, head_map="modulo")),
-        Mistake("no_max", "overflows: exp of a large score is infinite; subtract the largest score first",
-                shows=overflows),
-        Mistake("one_max", "subtracts one largest score for all heads: each head needs its own, or its sum is 0",
-                lambda *a: attend(*a, one_max=True)),
-        Mistake("no_scale", "does not multiply scores by scale", lambda q, k, v, scale: attend(q, k, v, 1.0)),
-        Mistake("own_scale", "scales by 1 / sqrt(head_dim), not by the scale given",
-                lambda q, k, v, scale: attend(q, k, v, q.shape[1] ** -0.5)),
-        Mistake("lse_without_max", "lse lacks the largest score that was subtracted",
-                lambda *a: attend(*a, lse_of="sums")),
-        Mistake("lse_base_2", "lse is in base 2: it is the natural logarithm", lambda *a: attend(*a, lse_of="log2")),
-        Mistake("lse_is_sum", "gives the sum of exp, not its logarithm", lambda *a: attend(*a, lse_of="exp")),
-        Mistake("not_divided", "does not divide by the sum of the weights", lambda *a: attend(*a, divided=False)),
-        Mistake("empty_row", "fails for a row without tokens: its out is 0, its lse -inf",
-                shows=lambda case, got: case.spec["length"] == 0),
-    ),
-)  # fmt: skip
 
 
 def intensity(n_q_heads: int, n_kv_heads: int, head_dim: int, bytes_per_number: int) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pkv.course.comparing import agree, plain
+from pkv.course.graders.asking import MANY, asked, dtype_mistake, loop_mistake
 from pkv.course.graders.ex01_cuts import EX01_3
 from pkv.course.graders.ex01_kernels import EX01_4
 from pkv.course.graders.ex01_rows import EX01_5
@@ -126,6 +127,7 @@ def merge_mistakes(of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> tu
 
     neutral = "an empty state's out holds anything: replace it before you multiply, because 0 * NaN is NaN"
     return (
+        dtype_mistake("gives another dtype where all states are empty: out and lse are fp32, as those given"),
         Mistake("both_empty", "gives no neutral state where all states are empty: out is 0 and lse -inf there",
                 shows=only_where(lambda outs, lses: (lses == -torch.inf).all(0))),
         Mistake("average", "averages the outs: a state weighs exp(lse)", shows=out_is(weights="equal")),
@@ -158,6 +160,11 @@ def merge_mistakes(of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> tu
     )  # fmt: skip
 
 
+def all_empty(*lses: torch.Tensor) -> torch.dtype | None:
+    """The dtype of states none of which has tokens."""
+    return lses[0].dtype if all((lse == -torch.inf).all() for lse in lses) else None
+
+
 AXES = ("query head", "dim")
 EX01_1 = Task(
     id="ex01_1",
@@ -166,6 +173,7 @@ EX01_1 = Task(
     lines=6,
     arguments=two_of,
     right=two(merge_states),
+    call=asked(lambda out_a, lse_a, out_b, lse_b: all_empty(lse_a, lse_b)),
     axes=AXES,
     tolerance=TOLERANCE,
     shortcuts=("merge", "merge_many_spec"),
@@ -186,9 +194,13 @@ EX01_2 = Task(
     id="ex01_2",
     title="many states merged",
     function="merge_many",
-    lines=7,
+    lines=5,
     arguments=many_of,
     right=merge_states,
+    call=asked(
+        dtype=lambda outs, lses: all_empty(lses),
+        fewer=lambda outs, lses: (outs[:2], lses[:2]) if len(outs) >= 2 * MANY else None,
+    ),
     axes=AXES,
     tolerance=TOLERANCE,
     shortcuts=("merge", "merge_two_spec"),
@@ -201,8 +213,11 @@ EX01_2 = Task(
                  lambda rng: state_specs(rng, [(2, 3, 3), (7, 4, 2)], 2, (0, 1, "some"))),
         Property("no tokens at all: out 0, lse -inf",
                  lambda rng: state_specs(rng, [(1, 2, 3), (4, 3, 3)], 2, ("all", "heads"))),
+        Property("no loop over states: many take as many steps as two",
+                 lambda rng: state_specs(rng, [(rng.randrange(2 * MANY, 3 * MANY), 1, 2)])),
     ),
     mistakes=(
+        loop_mistake("states"),
         *merge_mistakes(lambda merge: merge),
         Mistake("last_dropped", "drops the last state", lambda outs, lses: merge_states(outs[:-1], lses[:-1])),
         Mistake("first_dropped", "drops the first state", lambda outs, lses: merge_states(outs[1:], lses[1:])),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pkv.course.comparing import agree, plain
+from pkv.course.graders.asking import kernel_mistake, launched
 from pkv.course.graders.ex01_states import (
     INTERPRETER_AND,
     KEPT,
@@ -33,7 +34,7 @@ def in_place(function: Callable[..., Any], *given: torch.Tensor) -> list[torch.T
     for tensor in given[3:]:
         room = torch.full((tensor.numel() + 64,), KEPT, dtype=tensor.dtype, device=tensor.device)
         copies.append((room, room.as_strided(tensor.size(), tensor.stride()).copy_(tensor)))
-    returned = function(*given[:3], *(copy for _, copy in copies))
+    returned = launched(function, *given[:3], *(copy for _, copy in copies))
     if any((room[-64:] != KEPT).any() for room, _ in copies):
         raise IndexError(BEYOND)
     if returned is not None:
@@ -166,6 +167,7 @@ EX01_5 = Task(
             {"counts": [2, 2], "head_dim": 6, "n_heads": 3, "turned": True})),
     ),
     mistakes=(
+        kernel_mistake("merge_rows_kernel"),
         Mistake("nothing_written", "writes nothing: is the kernel written, and does it store?", shows=nothing_written),
         Mistake("lse_missing", "does not write lse", shows=lse_missing),
         INTERPRETER_AND,

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pkv.course.graders.batches import rounded_up
-from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
+from pkv.course.graders.batches import fails_for_lack, rounded_up
+from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 from pkv.stages.s2_row_local import own_items
 
 Bounds = list[tuple[int, int]]
@@ -114,13 +114,6 @@ def bounds_specs(rng: random.Random, least: int, most: int, ends: tuple[int, ...
 def by_hand(*cases: tuple[int, int]) -> list[Spec]:
     """Cases (length, n_splits) of tiles of 16."""
     return [{"length": length, "n_splits": n_splits, "tile": 16} for length, n_splits in cases]
-
-
-def fails_for_lack(got: Any) -> bool:
-    """Is it an exception of who divides by 0, or takes the first of none?"""
-    if not isinstance(got, Raised):
-        return False
-    return got.kind in ("ZeroDivisionError", "IndexError", "ValueError") or "divide by zero" in got.text
 
 
 EX02_1 = Task(

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pkv.course.graders.ex02_bounds import Bounds, fails_for_lack, row_bounds
+from pkv.course.graders.batches import fails_for_lack
+from pkv.course.graders.ex02_bounds import Bounds, row_bounds
 from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 from pkv.stages.s1_split_kv import split_items
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from pkv.course.graders.batches import DEVICE
-from pkv.course.graders.ex02_bounds import RULES, SAYS, Rule, by_cuts, fails_for_lack, row_bounds
+from pkv.course.graders.batches import DEVICE, fails_for_lack
+from pkv.course.graders.ex02_bounds import RULES, SAYS, Rule, by_cuts, row_bounds
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 from pkv.course.watching import launched_blindly
 

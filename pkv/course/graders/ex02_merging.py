@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pkv.course.comparing import agree
+from pkv.course.graders.asking import asked, dtype_mistake
 from pkv.course.graders.ex02_states import has_nan, is_state, overflows, parts_of
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
 
@@ -155,6 +156,7 @@ EX02_4 = Task(
     lines=11,
     arguments=arguments,
     right=merge_rows,
+    call=asked(lambda outs, lses, offsets: outs.dtype if (lses == -torch.inf).all() else None),
     tolerance=2e-4,
     axes=("row", "query head", "dim"),
     fixed=("empty", "junk", "size", "head_dim"),
@@ -181,6 +183,7 @@ EX02_4 = Task(
         Property("lse of a few hundred", lambda rng: specs(rng, [2], [1, 3], drawn(rng), size=200.0)),
     ),
     mistakes=(
+        dtype_mistake("gives another dtype where there are no tokens: out and lse are fp32, as outs and lses"),
         Mistake("average", "averages outs: each weighs exp(lse)", mistake(weigh="equal", replaces=False)),
         Mistake("average", "averages the outs of items with tokens: each weighs exp(lse)",
                 mistake(weigh="equal_of_filled")),

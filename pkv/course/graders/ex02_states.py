@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
-from pkv.course.graders.batches import attend, heads_say
-from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
+from pkv.course.graders.asking import asked, dtype_mistake
+from pkv.course.graders.batches import attend, fails_for_lack, heads_say
+from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
 
 State = tuple[torch.Tensor, torch.Tensor]
 ROUNDED_APART = 0.03  # of the largest number: what fp16 may be off by
@@ -95,9 +96,7 @@ def is_rounded(case: Case, got: Any) -> bool:
 
 def is_state(case: Case, got: Any) -> bool:
     """Is it a state of the right shapes, or an exception of who takes the largest of none?"""
-    if isinstance(got, Raised):
-        return got.kind in ("IndexError", "RuntimeError", "ValueError")
-    return [part.shape for part in parts_of(got)] == [part.shape for part in case.right]
+    return fails_for_lack(got) or [part.shape for part in parts_of(got)] == [part.shape for part in case.right]
 
 
 EX02_3 = Task(
@@ -108,6 +107,7 @@ EX02_3 = Task(
     points=2,
     arguments=range_arguments,
     right=state_of_range,
+    call=asked(lambda q, k, v, begin, end, scale: None if begin < end else torch.float32),
     axes=("query head", "dim"),
     tolerance=1e-4,
     fixed=("head_dim", "size", "dtype", "outside"),
@@ -131,10 +131,12 @@ EX02_3 = Task(
         ),
         Property(
             "an empty range gives the neutral state",
-            lambda rng: range_specs(rng, [(4, 2, 2), (33, 48, 48), (0, 0, 0)], outside="NaN"),
+            lambda rng: range_specs(rng, [(4, 2, 2), (33, 48, 48), (0, 0, 0)], outside="NaN")
+            + range_specs(rng, [(4, 2, 2), (0, 0, 0)], dtype="float16"),
         ),
     ),
     mistakes=(
+        dtype_mistake("an empty range gives another dtype: a state is fp32, whatever q, k and v are"),
         Mistake("outside", "reads slots outside the range, and 0 * NaN is NaN: take k[begin:end], v[begin:end] first",
                 shows=reads_outside),
         Mistake("head_map", heads_say, lambda *a: state_of_range(*a, head_map="modulo")),

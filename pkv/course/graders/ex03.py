@@ -5,11 +5,12 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
+from pkv.course.graders.batches import fails_for_lack
 from pkv.course.graders.ex03_counters import EX03_5
 from pkv.course.graders.ex03_kernels import EX03_4
 from pkv.course.graders.ex03_makespan import EX03_6
 from pkv.course.graders.ex03_queues import EX03_1, Item, cut
-from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
+from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
 
 
 def offset_arguments(spec: Spec) -> tuple[Any, ...]:
@@ -83,7 +84,7 @@ EX03_2 = Task(
                 lambda items, n: [next((i for i, item in enumerate(items) if item[0] == r), -1) for r in range(n)]
                 + [len(items)]),
         Mistake("no_rows", "fails without items, or without rows: then all offsets are 0",
-                shows=lambda case, got: not case.arguments[0] and isinstance(got, Raised)),
+                shows=lambda case, got: not case.arguments[0] and fails_for_lack(got)),
     ),
 )  # fmt: skip
 
@@ -176,7 +177,7 @@ EX03_3 = Task(
         Mistake("no_order", "does not name every item exactly once",
                 shows=lambda case, got: isinstance(got, list) and bool(case.right) and not is_order(case, got)),
         Mistake("no_items", "fails without items: the order is then empty",
-                shows=lambda case, got: not case.arguments[0] and isinstance(got, Raised)),
+                shows=lambda case, got: not case.arguments[0] and fails_for_lack(got)),
     ),
 )  # fmt: skip
 

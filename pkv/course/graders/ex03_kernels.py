@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pkv.cache import PagedKVCache
+from pkv.course.graders.asking import kernel_mistake, launched
 from pkv.course.graders.batches import attend, paged_batch
 from pkv.course.graders.ex03_programs import State, changed, play, right_program
 from pkv.course.graders.ex03_queues import Item, cut
@@ -64,6 +65,12 @@ def queue_right(
     return out, lse
 
 
+def with_kernel(function: Any, *arguments: Any) -> Any:
+    """The answer; by a kernel, where there is an item to do."""
+    order = arguments[-1]
+    return launched(function, *arguments) if order else function(*arguments)
+
+
 def batch(rng: random.Random, lengths: list[int], n_splits: int, order: str = "longest first", **others: Any) -> Spec:
     """A batch with pages of 4 or 8 tokens, 2 or 3 KV heads."""
     sizes = {"page_size": rng.choice([4, 8]), "n_kv_heads": 2, "group": rng.choice([3, 4]), "head_dim": 16}
@@ -99,6 +106,7 @@ EX03_4 = Task(
     points=6,
     arguments=queue_arguments,
     right=queue_right,
+    call=with_kernel,
     axes=("row", "query head", "dim"),
     tolerance=2e-3,
     fixed=("order", "head_dim", "size"),
@@ -118,6 +126,7 @@ EX03_4 = Task(
             batch(rng, [7, 35], 2, size=100.0), batch(rng, [20, 3], 2, "from behind", size=100.0)]),
     ),
     mistakes=(
+        kernel_mistake("queue_kernel"),
         Mistake("kv_heads_forgotten", "takes the program's number for its entry: GRID_HEADS programs share an entry",
                 play(lambda n, m: right_program(n, m, entry=n))),
         Mistake("order_unread", "takes the entry for the item: entry e is the item order[e]",

@@ -3,7 +3,8 @@
 import random
 from typing import Any
 
-from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
+from pkv.course.graders.batches import fails_for_lack
+from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 
 
 def makespan_arguments(spec: Spec) -> tuple[Any, ...]:
@@ -93,6 +94,6 @@ EX03_6 = Task(
         Mistake("last_start", "gives when the last program starts, not when all have ended",
                 lambda n, k: min(ends_of_places(n[:-1], k))),
         Mistake("no_programs", "fails without programs: they end at 0",
-                shows=lambda case, got: not case.arguments[0] and isinstance(got, Raised)),
+                shows=lambda case, got: not case.arguments[0] and fails_for_lack(got)),
     ),
 )  # fmt: skip

@@ -5,12 +5,13 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from pkv.course.graders.batches import fails_for_lack
 from pkv.course.graders.ex04_cheapest import EX04_5
 from pkv.course.graders.ex04_costs import EX04_3
 from pkv.course.graders.ex04_fit import EX04_4
 from pkv.course.graders.ex04_gates import EX04_2
 from pkv.course.graders.ex04_regret import EX04_6
-from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
+from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 
 
 def split_size(
@@ -127,9 +128,9 @@ EX04_1 = Task(
                 lambda n, p, h, s: even_size(n, p, h, s, 2 * s // h - len(n) + 1, max(n, default=0))),
         Mistake("in_tokens", "gives tokens, not pages", lambda n, p, *a: (split_size(n, p, *a) or 0) * p or None),
         Mistake("page_over_128", "fails where a page has more than 128 tokens: a split has one page at least",
-                shows=lambda case, got: isinstance(got, Raised) and case.spec["page_size"] > 128),
+                shows=lambda case, got: fails_for_lack(got) and case.spec["page_size"] > 128),
         Mistake("no_rows", "fails where there are no rows: nothing is split, so the answer is None",
-                shows=lambda case, got: isinstance(got, Raised) and not case.spec["n_pages"]),
+                shows=lambda case, got: fails_for_lack(got) and not case.spec["n_pages"]),
         Mistake("not_none", "gives a size where no row is split: the answer is None there",
                 shows=lambda case, got: case.right is None and isinstance(got, int)),
     ),

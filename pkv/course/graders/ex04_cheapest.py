@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+from pkv.course.graders.batches import fails_for_lack
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task
 
 NAN, INF = math.nan, math.inf
@@ -121,7 +122,7 @@ EX04_5 = Task(
                 lambda *a: take(*a, can=lambda time: not math.isnan(time))),
         Mistake("nan", "is led astray by nan, which is neither less nor more: leave it out first", shows=is_poisoned),
         Mistake("none_able", "fails where no stage can run: the answer is None",
-                shows=lambda case, got: case.right is None),
+                shows=lambda case, got: case.right is None and (fails_for_lack(got) or not isinstance(got, Raised))),
         Mistake("time", "gives a number: the stage's name is asked for",
                 shows=lambda case, got: isinstance(got, int | float)),
     ),

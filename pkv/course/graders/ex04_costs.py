@@ -5,7 +5,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
+from pkv.course.graders.batches import fails_for_lack
+from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 
 RATE = 302_000.0  # bytes per us
 
@@ -149,6 +150,6 @@ EX04_3 = Task(
                 lambda *a: max(cost_us(*a, state_bytes=0, launch_us=0.0), a[2] * 8.0,
                                cost_us(*a, token_bytes=0, launch_us=0.0))),
         Mistake("no_items", "fails without items: nothing is read then, and C = 0 divides nothing",
-                shows=lambda case, got: isinstance(got, Raised) and not case.spec["n_items"]),
+                shows=lambda case, got: fails_for_lack(got) and not case.spec["n_items"]),
     ),
 )  # fmt: skip

@@ -4,7 +4,8 @@ import random
 import statistics
 from collections.abc import Callable
 
-from pkv.course.tasks import Mistake, Property, Raised, Spec, Task
+from pkv.course.graders.batches import fails_for_lack
+from pkv.course.tasks import Mistake, Property, Spec, Task
 
 STAGES = ("flashinfer", "length_buckets", "workqueue")
 
@@ -106,7 +107,7 @@ EX04_2 = Task(
         Mistake("distinct", "counts rows of one length once", lambda *a: route(*a, count=lambda rows: len(set(rows)))),
         Mistake("swapped", "gives one row to the queue and many to the buckets", swapped),
         Mistake("no_rows", "fails where no row has tokens: no row is long, so it is FlashInfer's",
-                shows=lambda case, got: isinstance(got, Raised) and not any(case.spec["lengths"])),
+                shows=lambda case, got: fails_for_lack(got) and not any(case.spec["lengths"])),
         Mistake("other_name", lambda case, got: f"gives {got!r}: the names are {', '.join(STAGES)}",
                 shows=lambda case, got: isinstance(got, str) and got not in STAGES),
     ),

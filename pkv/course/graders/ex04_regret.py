@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+from pkv.course.graders.batches import fails_for_lack
 from pkv.course.graders.ex04_cheapest import NAN, STAGES, Times
 from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
 
@@ -66,7 +67,7 @@ def against_others(times: list[Times], chosen: list[str]) -> float:
 
 def is_lost(got: Any) -> bool:
     """No number at all."""
-    return got is None or isinstance(got, Raised) or (isinstance(got, float) and math.isnan(got))
+    return got is None or (isinstance(got, float) and math.isnan(got))
 
 
 def regret_specs(*found: list[tuple[str, Times]]) -> list[Spec]:
@@ -162,6 +163,6 @@ EX04_6 = Task(
         Mistake("missing", "fails where a stage has no time: it could not run at that step",
                 shows=lambda case, got: isinstance(got, Raised) and got.kind == "KeyError"),
         Mistake("no_steps", "fails without steps: nothing was lost, so 0",
-                shows=lambda case, got: is_lost(got) and not case.spec["times"]),
+                shows=lambda case, got: not case.spec["times"] and (fails_for_lack(got) or is_lost(got))),
     ),
 )  # fmt: skip

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pkv.course.graders.asking import MANY, asked, dtype_mistake, loop_mistake
 from pkv.course.graders.batches import rounded_up
 from pkv.course.graders.ex05_capture import EX05_6
 from pkv.course.graders.ex05_items import EX05_3
@@ -50,6 +51,10 @@ EX05_1 = Task(
     points=2,
     arguments=rows_arguments,
     right=line,
+    call=asked(
+        dtype=lambda lengths, tile: None if lengths.all() and len(lengths) else torch.int32,
+        fewer=lambda lengths, tile: (lengths[:2], tile) if len(lengths) >= 2 * MANY else None,
+    ),
     axes=("entry",),
     properties=(
         Property("a part-filled tile counts, a full one once", lambda rng: [
@@ -62,8 +67,12 @@ EX05_1 = Task(
             {"lengths": [2**20, 2**20 + 1, 2**20 - 1], "tile": 32},
             {"lengths": [2**25 + 4 * rng.randrange(1, 99) + 1, 7], "tile": 2},
             {"lengths": [2**31 - 64, 2**31 - 64, 1], "tile": 128}]),
+        Property("no loop: many rows take as many steps as two", lambda rng: [
+            {"lengths": ragged(rng, 16, 2 * MANY), "tile": 16}]),
     ),
     mistakes=(
+        loop_mistake("rows"),
+        dtype_mistake("gives another dtype: the line is int32"),
         Mistake("floor", "rounds down: tokens of a part-filled last tile are in no tile",
                 line_with(lambda n, t: n // t)),
         Mistake("one_too_many", "adds a tile where the last one is just full: n // tile + 1",
