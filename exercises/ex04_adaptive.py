@@ -128,8 +128,9 @@ def fit_costs_spec(features: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
 def cheapest(times: dict[str, float], alike: float) -> str | None:
     """ex04_5: the stage to take, by predicted times; None where there is none. About 5 lines.
 
-    times: {stage: time}, the preferred stages first; nan or inf: the stage cannot run here, and is never taken. Stages
-    whose time is at most (1 + alike) times the least are alike, and of these the first is taken.
+    times: {stage: time}, the preferred stages first; nan or inf: the stage cannot run here, and is never taken; 0 is a
+    time like others. Stages whose time is at most (1 + alike) times the least are alike, and of these the first is
+    taken.
 
     By hand, alike 0.25: {"workqueue": 5.0, "stream_k": 4.0, "flashinfer": 5.5} gives "workqueue": up to 5.0 is alike.
     With alike 0.1 it is "stream_k", since only up to 4.4 is.

@@ -117,4 +117,18 @@ scores = scale * torch.einsum("kgd,tkd->tkg", q.unflatten(0, (-1, group)), k)
 out = torch.einsum("tkg,tkd->kgd", scores.softmax(0), v)
 return out.flatten(0, 1), scores.logsumexp(0).flatten()
 """}),
+    ("ex00_4", "max_0", "max_from_0", {"def attend_row": """
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((len(q),), -torch.inf)
+group = len(q) // k.shape[1]
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = (q * k).sum(-1) * scale
+top = scores.amax(0).clamp(min=0)
+weights = torch.exp(scores - top)
+out = (weights[..., None] * v).sum(0) / weights.sum(0)[:, None]
+return out, top + weights.sum(0).log()
+"""}),
+    ("ex00_2", "one", "one_is_none", {"def last_page_len": """
+return (length - 1) % page_size + 1 if length > 1 else 0
+"""}),
 ]  # fmt: skip

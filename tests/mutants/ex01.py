@@ -187,7 +187,7 @@ CUTS = [
     return [(n_tiles * split // n_splits, n_tiles * (split + 1) // n_splits) for split in range(n_splits)]
 """ + CUT}),
     ("ex01_3", "sizes", "sizes", {CUT_ENTRY: "        bounds.append((begin, max(0, min(end, length) - begin)))\n"}),
-    ("ex01_3", "rounded_in_floats", None, {CUT_LINE: "        begin, end = round(n_tiles * split / n_splits) * tile, round(n_tiles * (split + 1) / n_splits) * tile\n"}),
+    ("ex01_3", "rounded_in_floats", "rounded", {CUT_LINE: "        begin, end = round(n_tiles * split / n_splits) * tile, round(n_tiles * (split + 1) / n_splits) * tile\n"}),
     ("ex01_3", "the_specification", "shortcut", {CUT: "    return split_bounds_spec(longest, length, n_splits, tile)\n" + CUT}),
     ("ex01_3", "the_library", "shortcut", {CUT: """    import numpy as np
 
@@ -408,5 +408,81 @@ ROWS = [
             out[row], lse[row] = 0, -torch.inf
     return
 """ + LAUNCH}),
+    ("ex01_1", "both_whole", "both_empty", {"def merge_two": """
+if bool((lse_a == -torch.inf).all()) and bool((lse_b == -torch.inf).all()):
+    return torch.zeros_like(out_a), lse_a.clone()
+lse = torch.logaddexp(lse_a, lse_b)
+a = torch.where((lse_a == -torch.inf)[:, None], 0.0, out_a)
+b = torch.where((lse_b == -torch.inf)[:, None], 0.0, out_b)
+return (lse_a - lse).exp()[:, None] * a + (lse_b - lse).exp()[:, None] * b, lse
+"""}),
+    ("ex01_1", "fp64_exp", "no_max", {"def merge_two": """
+wa, wb = lse_a.double().exp(), lse_b.double().exp()
+total = wa + wb
+a = torch.where(lse_a[:, None] == -torch.inf, 0.0, out_a).double()
+b = torch.where(lse_b[:, None] == -torch.inf, 0.0, out_b).double()
+out = (wa[:, None] * a + wb[:, None] * b) / torch.where(total == 0, 1.0, total)[:, None]
+return out.float(), total.log().float()
+"""}),
+    ("ex01_1", "clamped_900", "clamped", {"def merge_two": """
+lse = torch.logaddexp(lse_a, lse_b)
+top = torch.maximum(lse_a, lse_b).clamp(min=-900)
+wa, wb = torch.exp(lse_a.clamp(min=-900) - top), torch.exp(lse_b.clamp(min=-900) - top)
+wa, wb = torch.where(lse_a == -torch.inf, 0.0, wa), torch.where(lse_b == -torch.inf, 0.0, wb)
+a = torch.where(lse_a[:, None] == -torch.inf, 0.0, out_a)
+b = torch.where(lse_b[:, None] == -torch.inf, 0.0, out_b)
+total = wa + wb
+return (wa[:, None] * a + wb[:, None] * b) / torch.where(total == 0, 1.0, total)[:, None], lse
+"""}),
+    ("ex01_2", "fp64_exp", "no_max", {"def merge_many": """
+w = lses.double().exp()
+o = torch.where((lses == -torch.inf)[..., None], 0.0, outs).double()
+total = w.sum(0)
+out = (w[..., None] * o).sum(0) / total.masked_fill(total == 0, 1.0)[:, None]
+return out.float(), total.log().float()
+"""}),
+    ("ex01_3", "float_share", "float_share", {"def split_bounds": """
+share = -(-longest // tile) / n_splits
+bounds = []
+for s in range(n_splits):
+    begin, end = int(s * share) * tile, int((s + 1) * share) * tile
+    bounds.append((begin, max(begin, min(end, length))))
+return bounds
+"""}),
+    ("ex01_3", "rest_to_the_last_ones", "rest_last_ones", {"def split_bounds": """
+n = -(-longest // tile)
+share, rest = divmod(n, n_splits)
+bounds, first = [], 0
+for s in range(n_splits):
+    last = first + share + (s >= n_splits - rest)
+    bounds.append((first * tile, max(first * tile, min(last * tile, length))))
+    first = last
+return bounds
+"""}),
+    ("ex01_5", "correction_unguarded", "empty_read", {"def merge_rows_kernel": """
+row, head = tl.program_id(0), tl.program_id(1)
+dims = tl.arange(0, BLOCK_D)
+first, last = tl.load(offsets + row), tl.load(offsets + row + 1)
+if last - first != 1:
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    largest, total = float("-inf"), 0.0
+    for begin in range(first, last, BLOCK_S):
+        states = begin + tl.arange(0, BLOCK_S)
+        lses = tl.load(partial_lse + states * n_heads + head, mask=states < last, other=float("-inf"))
+        has = lses > float("-inf")
+        mask = has[:, None] & (dims < head_dim)[None, :]
+        outs = tl.load(partial_out + ((states * n_heads + head) * head_dim)[:, None] + dims[None, :], mask=mask, other=0.0)
+        new = tl.maximum(largest, tl.max(lses, 0))
+        weights = tl.where(has, tl.exp(lses - new), 0.0)
+        shrink = tl.exp(largest - new)
+        acc = acc * shrink + tl.sum(weights[:, None] * outs, 0)
+        total = total * shrink + tl.sum(weights, 0)
+        largest = new
+    found = total > 0.0
+    acc = tl.where(found, acc / tl.where(found, total, 1.0), 0.0)
+    at = out + row * stride_row + head * stride_head + dims * stride_dim
+    tl.store(at, acc.to(out.dtype.element_ty), mask=dims < head_dim)
+    tl.store(lse + row * n_heads + head, tl.where(found, largest + tl.log(total), float("-inf")))
+"""}),
 ]  # fmt: skip
 MUTANTS = MERGES + CUTS + LOOPS + ROWS

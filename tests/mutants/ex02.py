@@ -326,4 +326,72 @@ MUTANTS = [
     ("ex02_5", "no_tile", "empty_row", {"tl.maximum(tl.minimum(n_tiles, n_splits), 1)": "tl.minimum(n_tiles, n_splits)"}),
     ("ex02_5", "the_specification", "shortcut", {LAUNCH: LAUNCH.replace("return bounds", "return bounds_on_gpu_spec(lengths, n_splits, tile)")}),
     ("ex02_3", "fp16_zeros", "dtype", {NO_TOKENS: "    if begin >= end:\n        return half_zeros, half_zeros.new_full((n_q_heads,), -torch.inf)\n", SLICES: "    half_zeros = torch.zeros_like(q)\n" + SLICES}),
+    ("ex02_1", "ones_to_last", "larger_last", {"def row_bounds": """
+n = -(-length // tile)
+share, rest = divmod(n, min(n, n_splits) or 1)
+c = min(n, n_splits)
+bounds, first = [], 0
+for s in range(c):
+    last = first + share + (s >= c - rest)
+    bounds.append((first * tile, min(last * tile, length)))
+    first = last
+return bounds + [(n * tile, n * tile)] * (n_splits - c)
+"""}),
+    ("ex02_4", "stack_of_rows", "no_rows", {"def merge_rows": """
+rows = []
+for a, b in pairwise(offsets.tolist()):
+    some = lses[a:b]
+    lse = torch.logsumexp(some, 0) if b > a else lses.new_full((lses.shape[1],), -torch.inf)
+    w = (some - lse.masked_fill(lse == -torch.inf, 0)).exp()
+    o = torch.where((some == -torch.inf)[..., None], 0, outs[a:b])
+    rows.append(((w[..., None] * o).sum(0), lse))
+return torch.stack([out for out, _ in rows]), torch.stack([lse for _, lse in rows])
+"""}),
+    ("ex02_4", "max_0", "max_from_0", {"def merge_rows": """
+n_rows = len(offsets) - 1
+out = outs.new_zeros(n_rows, *outs.shape[1:])
+lse = lses.new_full((n_rows, lses.shape[1]), -torch.inf)
+for row in range(n_rows):
+    first, last = int(offsets[row]), int(offsets[row + 1])
+    if first == last:
+        continue
+    some = lses[first:last]
+    top = some.amax(0).clamp(min=0)
+    w = (some - top).exp()
+    total = w.sum(0)
+    o = torch.where((some == -torch.inf)[..., None], 0, outs[first:last])
+    out[row] = (w[..., None] * o).sum(0) / total.clamp(min=1e-30)[:, None]
+    lse[row] = top + total.log()
+return out, lse
+"""}),
+    ("ex02_1", "float_share", "float_share", {"def row_bounds": """
+n = -(-length // tile)
+c = max(min(n, n_splits), 1)
+share = n / c
+cuts = [int(share * s) * tile for s in range(c)] + [length]
+bounds = list(pairwise(cuts)) if n else [(0, 0)]
+return bounds + [(n * tile, n * tile)] * (n_splits - c)
+"""}),
+    ("ex02_2", "divmod", "larger_first", {"def empty_items": """
+tiles = [-(-n // tile) for n in lengths]
+share, rest = divmod(max(tiles, default=0), n_splits)
+cuts = [share * s + min(s, rest) for s in range(n_splits + 1)]
+split_kv = 0
+for n in tiles:
+    for s in range(n_splits):
+        if min(cuts[s + 1], n) <= cuts[s]:
+            split_kv += 1
+return split_kv, sum(max(0, n_splits - n) for n in tiles)
+"""}),
+    ("ex02_3", "scores_from_0", "max_from_0", {"def state_of_range": """
+q, k, v = q.float(), k[begin:end].float(), v[begin:end].float()
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((q.shape[0],), -torch.inf)
+G = q.shape[0] // k.shape[1]
+k, v = k.repeat_interleave(G, 1), v.repeat_interleave(G, 1)
+scores = (q * k).sum(-1) * scale
+top = torch.clamp(scores.amax(0), min=0)
+w = torch.exp(scores - top)
+return (w[..., None] * v).sum(0) / w.sum(0)[:, None], top + w.sum(0).log()
+"""}),
 ]  # fmt: skip

@@ -501,4 +501,41 @@ return out, lse
     ("ex03_6", "first_free", "first_free", {MAKESPAN: MAKESPAN.replace("return max", "return min")}),
     ("ex03_6", "no_programs", "no_programs", {MAKESPAN: "    ends = [0] * n_places\n    for duration in durations:\n        ends.append(ends.pop(ends.index(min(ends))) + duration)\n    return max(ends[-min(n_places, len(durations)) :] if durations else [])\n"}),
     ("ex03_6", "the_specification", "shortcut", {MAKESPAN: "    return makespan_spec(durations, n_places)\n"}),
+    ("ex03_5", "full_items_only", "empty_items_not_merged", {"def counters": """
+items_with_tokens = [item for item in items if item[1] < item[2]]
+per_row = [sum(item[0] == row for item in items_with_tokens) for row in range(len(lengths))]
+n = len(items_with_tokens)
+return {
+    "launches": (len(items) > 0) + any(k != 1 for k in per_row),
+    "programs": len(items) * n_kv_heads,
+    "empty_programs": (len(items) - n) * n_kv_heads,
+    "waves": len(items) * n_kv_heads / (n_sms * programs_per_sm),
+    "cta_per_sm": n * n_kv_heads / n_sms,
+    "useful_kv_mib": sum(lengths) * 2 * n_kv_heads * head_dim * bytes_per_number / 2**20,
+    "merge_state_mib": n * n_q_heads * (2 + head_dim) * 4 / 2**20,
+}
+"""}),
+    ("ex03_1", "float_share", "float_share", {"def build_queue": """
+items = []
+for row, length in enumerate(lengths):
+    share = -(-length // tile) / n_splits
+    for split in range(n_splits):
+        begin, end = int(split * share) * tile, int((split + 1) * share) * tile
+        if begin < min(end, length):
+            items.append((row, begin, min(end, length)))
+return items
+"""}),
+    ("ex03_4", "n_kv_heads", "unwritten", {"def queue_kernel": """
+kv_head = tl.program_id(0) % SHAPE.N_KV_HEADS
+index = tl.load(order + tl.program_id(0) // SHAPE.N_KV_HEADS)
+row = tl.load(items + 3 * index)
+begin = tl.load(items + 3 * index + 1)
+end = tl.load(items + 3 * index + 2)
+query = load_query(q, row, kv_head, SHAPE)
+out, lse = attend_tokens(query, cache, row, kv_head, begin, end, qk_scale, SHAPE)
+if tl.load(offsets + row + 1) - tl.load(offsets + row) == 1:
+    store_state(result, row, kv_head, out, lse, SHAPE, False)
+else:
+    store_state(partials, index, kv_head, out, lse, SHAPE, True)
+"""}),
 ]  # fmt: skip

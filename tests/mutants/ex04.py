@@ -350,4 +350,34 @@ return total / len(times) if times else 0.0""")),
     ("ex04_6", "divides_by_0_steps", "no_steps", {"return sum(regrets) / len(regrets) if regrets else 0.0": "return sum(regrets) / len(regrets)"}),
     ("ex04_6", "others_alone", "others_alone", {"least = min(time for time in step.values() if not math.isnan(time))": "least = min([t for s, t in step.items() if t == t and s != stage] or [step[stage]])"}),
     ("ex04_6", "the_specification", "shortcut", body(REGRET, "return regret_spec(times, chosen)")),
+    ("ex04_6", "others_only", "others_alone", {"def regret": """
+lost = []
+for step, stage in zip(times, chosen):
+    others = [t for s, t in step.items() if s != stage and not math.isnan(t)]
+    lost.append(step[stage] / min(others) - 1)
+return statistics.fmean(lost) if lost else 0.0
+"""}),
+    ("ex04_4", "pinv", "little_dropped", {"def fit_costs": """
+return torch.linalg.pinv(features / times[:, None], rtol=1e-3) @ torch.ones_like(times)
+"""}),
+    ("ex04_5", "falsy", "zero", {"def cheapest": """
+able = {s: t for s, t in times.items() if t and math.isfinite(t)}
+if not able:
+    return None
+least = min(able.values())
+return next(s for s, t in able.items() if t <= (1 + alike) * least)
+"""}),
+    ("ex04_5", "ratio", "zero", {"def cheapest": """
+able = {s: t for s, t in times.items() if math.isfinite(t)}
+if not able:
+    return None
+least = min(able.values())
+return next(s for s, t in able.items() if t / least <= 1 + alike)
+"""}),
+    ("ex04_4", "lstsq_rcond", "little_dropped", {"def fit_costs": """
+relative = features / times[:, None]
+u, s, vh = torch.linalg.svd(relative, full_matrices=False)
+inverse = torch.where(s > 1e-2 * s[0], 1 / s, 0.0)
+return vh.T @ (inverse * (u.T @ torch.ones_like(times)))
+"""}),
 ]  # fmt: skip

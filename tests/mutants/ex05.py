@@ -161,4 +161,86 @@ for length in lengths.tolist():
 return torch.tensor(line, dtype=torch.int32)
 """}),
     ("ex05_1", "64_bits", "dtype", {SUMS: "    return torch.nn.functional.pad(n_tiles.cumsum(0), (1, 0))\n"}),
+    ("ex05_3", "empty_inside", "empty_row", {"def items_of_run": """
+items, before = [], 0
+for row, length in enumerate(lengths):
+    n = -(-length // tile)
+    first, stop = max(begin - before, 0), min(end - before, n)
+    if n and first <= stop and first < n:
+        items.append((row, first * tile, min(stop * tile, length)))
+    before += n
+return items
+"""}),
+    ("ex05_6", "clone", "another_tensor", {"def capture": """
+out = torch.empty_like(q)
+pkv.decode(q, cache, out=out)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    pkv.decode(q, cache, out=out)
+def replay():
+    graph.replay()
+    return out.clone()
+return replay
+"""}),
+    ("ex05_1", "fp32", "float32", {"def tile_line": """
+n = torch.ceil(lengths / tile)
+return torch.cat([torch.zeros(1), n.cumsum(0)]).int()
+"""}),
+    ("ex05_1", "fp32_one_by_one", "float32", {"def tile_line": """
+n = (lengths.float() / tile).ceil().int()
+return torch.cat([torch.zeros(1, dtype=torch.int32), n.cumsum(0)]).int()
+"""}),
+    ("ex05_1", "fp32_plus", "float32", {"def tile_line": """
+n = ((lengths.double() + tile - 1) / tile).float().floor()
+return torch.nn.functional.pad(n.long().cumsum(0), (1, 0)).int()
+"""}),
+    ("ex05_5", "first_row_empty", "empty_first_row", {"def plan_kernel": """
+program = tl.program_id(0)
+total = tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    total += tl.sum(tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE), 0)
+begin = total * program // n_programs
+end = total * (program + 1) // n_programs
+row = 0
+before, seen = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
+if begin > 0:
+    for first in range(0, n_rows, BLOCK):
+        tiles = tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE)
+        ended = seen + tl.cumsum(tiles, 0) <= begin
+        row += tl.sum(tl.where(ended, 1, 0), 0)
+        before += tl.sum(tl.where(ended, tiles, 0), 0)
+        seen += tl.sum(tiles, 0)
+tl.store(plan + 3 * program, row)
+tl.store(plan + 3 * program + 1, (begin - before) * TILE)
+tl.store(plan + 3 * program + 2, end - begin)
+"""}),
+    ("ex05_5", "rest_to_the_last", "remainder_last", {"def plan_kernel": """
+program = tl.program_id(0)
+total = tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    total += tl.sum(tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE), 0)
+share = total // n_programs
+begin = share * program
+mine = share
+if program == n_programs - 1:
+    mine = total - begin
+row = 0
+before, seen = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    tiles = tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE)
+    ended = seen + tl.cumsum(tiles, 0) <= begin
+    row += tl.sum(tl.where(ended, 1, 0), 0)
+    before += tl.sum(tl.where(ended, tiles, 0), 0)
+    seen += tl.sum(tiles, 0)
+tl.store(plan + 3 * program, row)
+tl.store(plan + 3 * program + 1, (begin - before) * TILE)
+tl.store(plan + 3 * program + 2, mine)
+"""}),
+    ("ex05_2", "ones_to_the_last", "remainder_last_ones", {"def run_bounds": """
+share, rest = divmod(n_tiles, n_programs)
+bounds = [0]
+for program in range(n_programs):
+    bounds.append(bounds[-1] + share + (program >= n_programs - rest))
+return bounds
+"""}),
 ]  # fmt: skip

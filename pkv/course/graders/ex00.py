@@ -79,6 +79,9 @@ EX00_2 = Task(
         loop_mistake("tokens or pages"),
         Mistake("remainder", "gives 0 where the last page is full: length % page_size", lambda n, p: n % p),
         Mistake("empty_is_full", "takes an empty row for a full page", lambda n, p: (n - 1) % p + 1),
+        Mistake(
+            "one_is_none", "takes a row of one token for an empty one", lambda n, p: last_page_len(n, p) if n > 1 else 0
+        ),
         Mistake("free_slots", "counts the free slots, not the tokens", lambda n, p: -n % p),
         Mistake(
             "off_by_one", "is one short: (length - 1) % page_size counts from 0", lambda n, p: (n - 1) % p if n else 0

@@ -22,7 +22,7 @@ def gather_specs(rng: random.Random, lengths: list[int], **more: Any) -> list[Sp
     """Rows of some lengths, those from 100 on in whole pages, on two page sizes."""
     return [
         {"length": n, "page_size": p, "n_rows": 3, "n_kv_heads": 2, **more, "seed": rng.randrange(1000)}
-        for p in (4, rng.choice([3, 5, 8]))
+        for p in (4, rng.choice([3, 5, 8]), 1)
         for n in (min(n if n < 100 else p * (n - 100), 24) for n in lengths)
     ]
 
@@ -136,7 +136,7 @@ EX00_4 = Task(
     ),
     axes=("query head", "dim"),
     tolerance=1e-4,
-    fixed=("head_dim", "size"),
+    fixed=("head_dim", "size", "below"),
     shortcuts=("reference",),
     properties=(
         Property("out and lse of a few tokens", lambda rng: attend_specs(rng, [1, 2, 7], group=1)),
@@ -158,6 +158,8 @@ EX00_4 = Task(
                 lambda q, k, v, scale: attend(q, k, v, q.shape[1] ** -0.5)),
         *(Mistake("lse_without_max", "lse lacks the largest score that was subtracted: add it back",
                   functools.partial(attend, lse_of="sums", one_max=one_max)) for one_max in (False, True)),
+        Mistake("max_from_0", "subtracts 0 where all scores are below 0: exp of what is left is then 0",
+                shows=lambda case, got: case.spec.get("below", False) and is_state(case, got)),
         Mistake("no_max", "overflows: exp of a large score is infinite; subtract the largest score first",
                 shows=overflows),
         Mistake("lse_base_2", "lse is in base 2: it is the natural logarithm", lambda *a: attend(*a, lse_of="log2")),

@@ -111,6 +111,15 @@ def multiplies_dims(case: Case, got: Any) -> bool:
     return agree(wrong, got[0], TOLERANCE)
 
 
+def averages_far_below(case: Case, got: Any) -> bool:
+    """Wrong only in heads whose lses are all far below 0, where outs are averaged."""
+    outs, lses = stacked(case)
+    off = heads_off(case, got)
+    if off is None or not off.any() or bool((off & (lses.amax(0) > -LARGE)).any()):
+        return False
+    return agree(outs.mean(0)[off], got[0][off], TOLERANCE)
+
+
 def overflows(case: Case, got: Any) -> bool:
     """Infinite, or no number, or no tokens at all, where every lse is large."""
     off = heads_off(case, got)
@@ -154,6 +163,8 @@ def merge_mistakes(of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> tu
         Mistake("empty_multiplied", neutral, shows=only_where(lambda outs, lses: (lses == -torch.inf).any(0))),
         Mistake("max_from_0", "subtracts 0 where the largest lse is below 0: exp of what is left is then 0",
                 of(from_zero)),
+        Mistake("clamped", "clamps what is far below 0: states of an lse below the bound then weigh alike",
+                shows=averages_far_below),
         Mistake("one_max", "subtracts one largest lse from all heads: each head needs its own",
                 shows=only_where(lambda outs, lses: lses.amax(0) < lses.max() - LARGE)),
         Mistake("no_max", "overflows: exp of a large lse is infinite; subtract the largest lse first", shows=overflows),

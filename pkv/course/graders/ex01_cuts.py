@@ -1,5 +1,6 @@
 """How the third task of exercise 01 is judged: the splits of a row, cut like the longest."""
 
+import functools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -32,8 +33,8 @@ def cut_arguments(spec: Spec) -> tuple[int, ...]:
 
 
 def uneven_specs() -> list[Spec]:
-    """Cuts that float arithmetic gets wrong: 14 / 22 * 22 is below 14."""
-    return [{"longest": n * 16, "length": n * 16, "n_splits": s, "tile": 16} for n, s in ((22, 22), (90, 10))]
+    """Cuts that float arithmetic gets wrong: 14 / 22 * 22 is below 14, and 30 / 22 * 11 below 15."""
+    return [{"longest": n * 16, "length": n * 16, "n_splits": s, "tile": 16} for n, s in ((22, 22), (90, 10), (30, 22))]
 
 
 def cut_specs(rng: random.Random, rows: list[tuple[int, int]]) -> list[Spec]:
@@ -91,6 +92,17 @@ EX01_3 = Task(
                 lambda *a: cut(*a, of=lambda n, split, n_splits: n // n_splits * split)),
         Mistake("rest_first", "gives the rest of the tiles to the first splits",
                 lambda *a: cut(*a, of=lambda n, split, n_splits: n // n_splits * split + min(split, n % n_splits))),
+        Mistake("rest_last_ones", "gives the rest of the tiles to the last splits, one each: split s begins at tile "
+                "n * s // S", lambda *a: cut(*a, of=lambda n, split, n_splits: (
+                    n // n_splits * split + max(split - n_splits + n % n_splits, 0)))),
+        *(Mistake("float_share", "multiplies a rounded share: n / S * s may be just below a whole tile; use // on ints",
+                  functools.partial(cut, of=of)) for of in (
+                      lambda n, split, n_splits: int(n / n_splits * split),
+                      lambda n, split, n_splits: int(split / n_splits * n))),
+        *(Mistake("rounded", "rounds bounds to the nearest tile: split s begins at tile n * s // S, rounded down",
+                  functools.partial(cut, of=of)) for of in (
+                      lambda n, split, n_splits: round(n * split / n_splits),
+                      lambda n, split, n_splits: int(n * split / n_splits + 0.5))),
         Mistake("not_clipped", "goes past the row's last token", lambda *a: cut(*a, clip="nothing")),
         Mistake("negative", "ends an empty split before it begins: it is (begin, begin)",
                 lambda *a: cut(*a, clip="end")),

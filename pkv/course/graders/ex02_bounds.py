@@ -43,6 +43,11 @@ def by_range(change: Callable[..., tuple[Any, Any]]) -> Rule:
     ]
 
 
+def larger_first(n_tiles: int, n_splits: int) -> list[int]:
+    """Cuts where the first splits have a tile more."""
+    return [n_tiles // n_splits * split + min(split, n_tiles % n_splits) for split in range(n_splits + 1)]
+
+
 def larger_last(n_tiles: int, n_splits: int) -> list[int]:
     """Cuts where each split takes its share of what is left, rounded down."""
     cuts = [0]
@@ -60,6 +65,7 @@ SAYS = {
     "larger_first": "gives the larger shares to the first splits: n * s // c spreads them over the row",
     "larger_last": "gives the larger shares to the last splits: n * s // c spreads them over the row",
     "rounded": "rounds n * s / c to the nearest tile: it is rounded down, //",
+    "float_share": "multiplies a rounded share: n / c * s may be just below a whole tile; use // on ints",
     "unclipped": "lets the last range run to the end of its tile: tokens past `length` are nobody's",
     "floor": "counts whole tiles only: the part-filled last one is read by nobody",
     "tile_too_many": "counts a tile too many where the last one is just full",
@@ -79,9 +85,11 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("remainder_last", by_cuts(lambda n, s: [n // s * i for i in range(s)] + [n])),
     ("rounded_up", by_cuts(lambda n, s: [min(-(-n // s) * i, n) for i in range(s + 1)])),
     ("rounded_up", by_cuts(lambda n, s: [-(-n // s) * i for i in range(s + 1)])),
-    ("larger_first", by_cuts(lambda n, s: [sum(n // s + (j < n % s) for j in range(i)) for i in range(s + 1)])),
+    ("larger_first", by_cuts(larger_first)),
     ("larger_last", by_cuts(larger_last)),
     ("rounded", by_cuts(lambda n, s: [round(n * min(i, n) / (min(n, s) or 1)) for i in range(s + 1)])),
+    ("float_share", by_cuts(lambda n, s: [int(n / (min(n, s) or 1) * min(i, n)) for i in range(s + 1)])),
+    ("float_share", by_cuts(lambda n, s: [int(n / min(n, s) * i) if i < min(n, s) else n for i in range(s + 1)])),
     ("unclipped", by_range(lambda begin, end, length, tile: (begin, -(-end // tile) * tile))),
     ("floor", by_cuts(n_tiles=lambda length, tile: length // tile)),
     ("tile_too_many", by_cuts(n_tiles=lambda length, tile: length // tile + 1)),
@@ -128,7 +136,7 @@ EX02_1 = Task(
     properties=(
         Property(
             "a row of more tiles than splits is cut at n * s // n_splits",
-            lambda rng: by_hand((40, 2), (208, 5), (112, 4), (61 * 16, 7)) + bounds_specs(rng, 5, 20, (0,)),
+            lambda rng: by_hand((40, 2), (208, 5), (112, 4), (61 * 16, 7), (480, 22)) + bounds_specs(rng, 5, 20, (0,)),
         ),
         Property(
             "the last range ends at the row's last token",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pkv.course.graders.batches import fails_for_lack
-from pkv.course.graders.ex02_bounds import Bounds, row_bounds
+from pkv.course.graders.ex02_bounds import Bounds, larger_first, row_bounds
 from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 from pkv.stages.s1_split_kv import split_items
 
@@ -136,6 +136,8 @@ EX02_2 = Task(
                 of_cuts(lambda n, s: [n // s * i for i in range(s)] + [n])),
         Mistake("rounded_down", "gives each split N // n_splits tiles of the longest row: the remainder is lost",
                 of_cuts(lambda n, s: [n // s * i for i in range(s + 1)])),
+        Mistake("larger_first", "gives the first splits of the longest row a tile more: cut at N * s // n_splits",
+                of_cuts(larger_first)),
         Mistake("late", "takes an item for filled where the row ends at its first token: ends are half-open",
                 of_cuts(even_cuts, is_empty=lambda n, begin, end: begin == end or n < begin)),
         Mistake("late", "takes an item for filled where begin and end are equal: it holds no token",

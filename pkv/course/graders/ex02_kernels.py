@@ -161,7 +161,8 @@ EX02_5 = Task(
     properties=(
         Property(
             "each row is cut by its own length",
-            lambda rng: specs(([40], 2), ([208], 5), ([200, 40, 97], 2)) + specs((rows(rng, 4, 3, 5, 20), 3), tile=4),
+            lambda rng: specs(([40], 2), ([208], 5), ([480], 22), ([200, 40, 97], 2))
+            + specs((rows(rng, 4, 3, 5, 20), 3), tile=4),
         ),
         Property(
             "a row of fewer tiles than splits: a tile for each split, then the empty ones",

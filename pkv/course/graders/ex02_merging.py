@@ -9,10 +9,12 @@ import torch
 
 from pkv.course.comparing import agree
 from pkv.course.graders.asking import asked, dtype_mistake
+from pkv.course.graders.batches import fails_for_lack
 from pkv.course.graders.ex02_states import has_nan, is_state, overflows, parts_of
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
 
 State = tuple[torch.Tensor, torch.Tensor]
+LARGE = 100.0  # exp of minus so much is 0
 JUNK = {"numbers": 100.0, "NaN": torch.nan, "inf": torch.inf}
 
 
@@ -137,6 +139,15 @@ def divides_by_zero(case: Case, got: Any) -> bool:
     )
 
 
+def fails_far_below(case: Case, got: Any) -> bool:
+    """Wrong only in rows whose lses are all far below 0."""
+    parts = parts_of(got)
+    if "size" not in case.spec or not is_state(case, got) or len(parts) != 2:
+        return False
+    far = (case.right[1] < -LARGE).all(1)
+    return bool(far.any()) and all(agree(mine[~far], yours[~far], 1e-3) for mine, yours in zip(case.right, parts))
+
+
 def fails_without_tokens(case: Case, got: Any) -> bool:
     """Fails where a row has no item with tokens, or is wrong in such rows only."""
     has_tokens = (case.right[1] > -torch.inf).all(1)
@@ -207,6 +218,10 @@ EX02_4 = Task(
         Mistake("all_items", "merges the items of all rows in each", mistake(items_of=lambda first, last: slice(None))),
         Mistake("even_rows", "gives each row as many items: offsets say how many it has", even_rows),
         Mistake("hidden", "makes NaN 0 after merging, and loses the row's other items: replace it before", hidden),
+        Mistake("max_from_0", "subtracts 0 where the largest lse is below 0: exp of what is left is then 0",
+                shows=fails_far_below),
+        Mistake("no_rows", "fails where there are no rows: out and lse have none then, either",
+                shows=lambda case, got: not case.spec["n_items"] and (fails_for_lack(got) or bool(parts_of(got)))),
         Mistake("no_max", "exp of a large lse is infinite: subtract the largest of the row and head first",
                 shows=overflows),
         Mistake("junk", "multiplies what empty items hold by 0, which gives NaN for NaN and inf: replace it first",

@@ -54,6 +54,8 @@ def range_arguments(spec: Spec) -> tuple[Any, ...]:
     generator = torch.Generator().manual_seed(spec["seed"])
     q = torch.randn(n_kv_heads * spec["group"], d, generator=generator) * spec.get("size", 1.0)
     k, v = torch.randn(2, length, n_kv_heads, d, generator=generator)
+    if spec.get("below"):  # every score
+        q, k = -q.abs() - 1, k.abs() + 1
     v += torch.arange(length)[:, None, None] / 4 + torch.arange(n_kv_heads)[:, None]
     if spec.get("outside") == "NaN":
         is_outside = torch.ones(length, dtype=torch.bool)
@@ -110,7 +112,7 @@ EX02_3 = Task(
     call=asked(lambda q, k, v, begin, end, scale: None if begin < end else torch.float32),
     axes=("query head", "dim"),
     tolerance=1e-4,
-    fixed=("head_dim", "size", "dtype", "outside"),
+    fixed=("head_dim", "size", "below", "dtype", "outside"),
     shortcuts=("pkv",),
     properties=(
         Property(
@@ -122,8 +124,9 @@ EX02_3 = Task(
             lambda rng: range_specs(rng, [(4, 1, 3), *drawn(rng, 2)], outside="NaN"),
         ),
         Property(
-            "scores of a few hundred",
-            lambda rng: range_specs(rng, [(6, 2, 6), *drawn(rng, 1)], size=300.0),
+            "scores of a few hundred, or all far below 0",
+            lambda rng: range_specs(rng, [(6, 2, 6), *drawn(rng, 1)], size=300.0)
+            + range_specs(rng, [(5, 1, 4), *drawn(rng, 1)], size=300.0, below=True),
         ),
         Property(
             "fp16 in, fp32 out",
@@ -163,6 +166,8 @@ EX02_3 = Task(
         Mistake("lse_is_sum", "gives the sum of exp, not its logarithm", lambda *a: state_of_range(*a, lse_of="exp")),
         Mistake("not_divided", "does not divide by the sum of the weights: a state's out is a mean",
                 lambda *a: state_of_range(*a, divided=False)),
+        Mistake("max_from_0", "subtracts 0 where all scores are below 0: exp of what is left is then 0",
+                shows=lambda case, got: case.spec.get("below", False) and is_state(case, got)),
         Mistake("no_max", "exp of a large score is infinite: subtract each head's own largest score first",
                 shows=overflows),
         Mistake("half", "computes in fp16: make q, k and v fp32 first", shows=is_rounded),

@@ -149,6 +149,8 @@ WRONG: tuple[tuple[str, str, str, Callable[[list[Item], list[int], Any], float]]
      "write their result", lambda i, n, s: bool(i) + (max(items_of_rows(i, n), default=0) > 1)),
     ("launches", "empty_rows_not_merged", "leave out a merge that rows without items need: somebody must "
      "write their result", lambda i, n, s: 1 + (max(items_of_rows(i, n), default=0) > 1)),
+    ("launches", "empty_items_not_merged", "leave out a merge that empty items need: their row has several states",
+     lambda i, n, s: bool(i) + any(k != 1 for k in items_of_rows([item for item in i if item[1] < item[2]], n))),
     ("launches", "decodes_nothing", "count a decode launch where there are no items",
      lambda i, n, s: 1 + any(k != 1 for k in items_of_rows(i, n))),
     ("launches", "per_length", "are those of length_buckets, two per distinct length: the queue has one list "

@@ -130,6 +130,11 @@ def first_take_more(n: int, n_splits: int) -> list[tuple[int, int]]:
     return list(zip([0, *ends], ends))
 
 
+def rounded_share(n: int, n_splits: int) -> list[tuple[int, int]]:
+    """Split s begins at s shares, each a float."""
+    return list(pairwise(int(n / n_splits * s) for s in range(n_splits + 1)))
+
+
 def through_all_rows(lengths: list[int], n_splits: int, tile: int) -> list[Item]:
     """begin and end counted through the tokens of all rows."""
     firsts = [0, *accumulate(lengths)]
@@ -151,7 +156,7 @@ EX03_1 = Task(
     axes=("item",),
     properties=(
         Property("each token of a row lies in exactly one item, by the rule", lambda rng: queue_specs(
-            rng, ([40], 2), ([144], 4), ([176], 4), ([rng.randrange(100, 400)], rng.randrange(3, 8)))),
+            rng, ([40], 2), ([480], 22), ([144], 4), ([176], 4), ([rng.randrange(100, 400)], rng.randrange(3, 8)))),
         Property("the last tile may be part-filled", around_tiles),
         Property("no item is empty: a row may have fewer tiles than splits, or no tokens", lambda rng: queue_specs(
             rng, ([5], 2), ([0], 3), ([], 2), ([5, 40, 0], 2), ([0, 0, 20, 0, 1], rng.randrange(4, 9)))),
@@ -173,6 +178,8 @@ EX03_1 = Task(
                 "split s begins at tile n * s // n_splits", lambda n, s, tile: cut(n, s, tile, bounds=last_takes_rest)),
         Mistake("first_take_more", "gives the first splits one tile more: by the rule, split s begins at tile "
                 "n * s // n_splits", lambda n, s, tile: cut(n, s, tile, bounds=first_take_more)),
+        Mistake("float_share", "multiplies a rounded share: n / S * s may be just below a whole tile; use // on ints",
+                lambda n, s, tile: cut(n, s, tile, bounds=rounded_share)),
         Mistake("in_tiles", "gives bounds in tiles: begin and end count tokens",
                 lambda n, s, tile: [(r, a // tile, -(-b // tile)) for r, a, b in cut(n, s, tile)]),
         Mistake("end_included", "takes end for the last token: it is the first one that is not in the item",

@@ -23,8 +23,9 @@ def take(
     able = [stage for stage in times if can(times[stage])]
     if not able:
         return None
-    bound = most(min(times[stage] for stage in able), alike)
-    stages = [stage for stage in able if times[stage] < bound or (times[stage] == bound and not strict)]
+    least = min(times[stage] for stage in able)
+    bound = most(least, alike)
+    stages = [stage for stage in able if times[stage] < bound or times[stage] == (least if strict else bound)]
     return of(stages, times)
 
 
@@ -90,10 +91,13 @@ EX04_5 = Task(
         Property("the least time, where no other is alike", least),
         Property("of stages alike the first", near),
         Property("just (1 + alike) times the least is alike", lambda rng: timed(([5.0, 4.0], 0.25), ([3.0, 2.0], 0.5))),
+        Property("0 is a time", lambda rng: timed(([0.0], 0.01), ([2.0, 0.0], 0.5), ([3.0, 0.0, 1.0], rng.random()))),
         Property("a stage that cannot run is not taken", lambda rng: timed(*CANNOT)),
         Property("None where no stage can run", lambda rng: timed(*NONE_CAN)),
     ),
     mistakes=(
+        Mistake("zero", "takes a time of 0 for none, or divides by it", shows=lambda case, got: 0.0 in case.spec[
+            "times"].values() and (got is None or got in case.spec["times"] or "zero" in getattr(got, "text", ""))),
         Mistake("least_alone", "takes the least time though a preferred stage is alike",
                 lambda times, alike: take(times, 0.0)),
         Mistake("added", "adds alike to the least time: it is a part of it",

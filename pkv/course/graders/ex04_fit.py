@@ -1,5 +1,6 @@
 """How exercise 04 is judged: costs fitted to measured times."""
 
+import functools
 import itertools
 import random
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import torch
 
 from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
 
-MOST_CONDITION = 300.0  # so that fp32 is exact enough, too
+MOST_CONDITION = 300.0  # of columns of one size, so that fp32 is exact enough, too
 
 
 def fitted(
@@ -63,6 +64,11 @@ def solved(features: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.linalg.lstsq(features, right).solution
 
 
+def truncated(features: torch.Tensor, times: torch.Tensor, rtol: float) -> torch.Tensor:
+    """Without the singular values that are small beside the largest."""
+    return torch.linalg.pinv(features / times[:, None], rtol=rtol) @ torch.ones_like(times)
+
+
 def as_tensor(numbers: list[Any]) -> torch.Tensor:
     """In fp64."""
     return torch.tensor(numbers, dtype=torch.float64)
@@ -76,7 +82,9 @@ def is_fit(spec: Spec) -> bool:
     if not 0 < len(rows[0]) <= len(rows):
         return False
     relative = as_tensor(rows) / as_tensor(times)[:, None]
-    return torch.linalg.cond(relative).item() <= MOST_CONDITION
+    if not relative.any(0).all():
+        return False
+    return torch.linalg.cond(relative / relative.norm(dim=0)).item() <= MOST_CONDITION
 
 
 def fit_arguments(spec: Spec) -> tuple[Any, ...]:
@@ -107,12 +115,16 @@ def exact(rng: random.Random) -> list[Spec]:
 
     first, second, third = rng.sample(range(2, 20), 3)
     by_hand = {"features": [[2], [5]], "times": [6, 15]}
+    # much of one thing and little of another, which is no reason to drop it
+    rows = [[rng.randrange(500, 5000), n_launches] for n_launches in (1, 4, 2, 1, 3)]
+    unequal = {"features": rows, "times": [2 * first + 8 * second for first, second in rows]}
     return [
         by_hand,
         spec(2, first, second),
         spec(3, third, first),
         spec(3, first, second, third),
         spec(6, 9, first, 2),
+        unequal,
     ]
 
 
@@ -176,6 +188,8 @@ EX04_4 = Task(
                 lambda x, t: torch.linalg.solve(x[: x.shape[1]], t[: x.shape[1]])),
         Mistake("constant", WITH_CONSTANT, lambda x, t: with_constant(x, t, relative=False)),
         Mistake("constant", WITH_CONSTANT, lambda x, t: with_constant(x, t, relative=True)),
+        *(Mistake("little_dropped", "drops a thing of which there is little, as if it followed from the others",
+                  functools.partial(truncated, rtol=rtol)) for rtol in (1e-2, 1e-3)),
         Mistake("clamped", NEGATIVE, lambda *a: fitted(*a).clamp(min=0)),
         Mistake("clamped", NEGATIVE, at_least_zero),
         Mistake("shapes", "mixes up shapes: features are [n_steps, n_costs], not always square, and times [n_steps]",

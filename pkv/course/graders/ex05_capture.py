@@ -14,6 +14,7 @@ from pkv.course.graders.batches import DEVICE, attend, paged_batch, rounded_up
 from pkv.course.graphs import Watch
 from pkv.course.tasks import GPU_OPTIONAL, Case, Mistake, Property, Raised, Spec, Task, Unfit
 
+ANOTHER = "replay() gave another tensor than before"
 SIZES = {"page_size": 4, "n_kv_heads": 1, "group": 2, "head_dim": 16, "size": 3.0, "dtype": "float16"}
 
 
@@ -45,7 +46,7 @@ def ask_replays(function: Any, q: torch.Tensor, cache: PagedKVCache, steps: list
                 if not isinstance(out, torch.Tensor):
                     raise TypeError(f"replay() gave {type(out).__name__}, not the tensor out")
                 if outs and out.data_ptr() != place:
-                    raise TypeError("replay() gave another tensor than before: every replay writes the same one")
+                    raise TypeError(f"{ANOTHER}: every replay writes the same one")
                 place = out.data_ptr()
                 outs.append(out.clone())
     finally:
@@ -103,6 +104,8 @@ EX05_6 = Task(
     mistakes=(
         Mistake("host_work", "decodes anew at every call: replay() should do no more than replay the graph",
                 shows=lambda case, got: isinstance(got, Raised) and got.kind == "HostWork"),
+        Mistake("another_tensor", "gives another tensor at every replay: return the one that the graph writes",
+                shows=lambda case, got: isinstance(got, Raised) and got.text.startswith(ANOTHER)),
         Mistake("not_compiled", "captures the first call: kernels are compiled then; call pkv.decode once before",
                 shows=lambda case, got: isinstance(got, Raised) and got.kind == "NotCompiled"),
         Mistake("old_lengths", "replays for the lengths of the capture: the graph has a copy of them, or a plan that "

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from pkv.course.graders.batches import rounded_up
-from pkv.course.tasks import Mistake, Property, Spec, Task, Unfit
+from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
 
 Items = list[list[int]]
 
@@ -26,7 +26,7 @@ def run_arguments(spec: Spec) -> tuple[Any, ...]:
 
 def items(
     begin: int, end: int, lengths: list[int], tile: int, *,
-    count: Callable[[int, int], int] = rounded_up, inclusive: bool = False, empties: bool = False,
+    count: Callable[[int, int], int] = rounded_up, inclusive: bool = False,
 ) -> Items:  # fmt: skip
     """What the run has of each row. The options are mistakes: another count of tiles, rows that begin at their ends."""
     found, before = [], 0
@@ -34,7 +34,7 @@ def items(
         n_tiles = count(length, tile)
         before += n_tiles if inclusive else 0
         first, stop = max(begin - before, 0), min(end - before, n_tiles)
-        if first < stop or (empties and first == stop):
+        if first < stop:
             found.append([row, first * tile, min(stop * tile, length)])
         before += 0 if inclusive else n_tiles
     return found
@@ -47,11 +47,9 @@ def changed(change: Callable[..., list[int]]) -> Callable[..., Items]:
     ]
 
 
-def with_empties_between(begin: int, end: int, lengths: list[int], tile: int) -> Items:
-    """An item (row, 0, 0) for each empty row between those of the run."""
-    right = items(begin, end, lengths, tile)
-    rows = range(right[0][0], right[-1][0] + 1) if right else ()
-    return sorted(right + [[row, 0, 0] for row in rows if lengths[row] == 0])
+def has_empty_items(case: Case, got: Any) -> bool:
+    """Right but for items without tokens."""
+    return isinstance(got, list) and [item for item in got if item[1] != item[2]] == case.right
 
 
 def cut_at_first_row(begin: int, end: int, lengths: list[int], tile: int) -> Items:
@@ -124,10 +122,7 @@ EX05_3 = Task(
         Mistake("rows_between_lost", "loses the rows between the first and the last one of the run",
                 lambda *a: items(*a)[:1] + items(*a)[1:][-1:]),
         Mistake("empty_row", "has items without tokens: a row that the run has nothing of is left out",
-                lambda *a: items(*a, empties=True)),
-        Mistake("empty_row", "has items of empty rows: they take no tile", with_empties_between),
-        Mistake("empty_row", "has items of empty rows: they take no tile", lambda begin, end, lengths, tile: sorted(
-            items(begin, end, lengths, tile) + [[row, 0, 0] for row, length in enumerate(lengths) if length == 0])),
+                shows=has_empty_items),
         Mistake("stops_at_empty_row", "stops at an empty row: the run goes on after it", lambda *a: [
             item for n, item in enumerate(items(*a)) if item[0] - n == items(*a)[0][0]]),
         Mistake("empty_not_counted", "does not count empty rows: the numbers of the rows after them are too small",

@@ -160,6 +160,9 @@ EX05_5 = Task(
                     for p, length in enumerate([*(later or n.tolist()), *[0] * s][:s])], device="cpu")),
         Mistake("ended_row", "takes a row that ends where the run begins, or an empty one: count the rows whose end "
                 "is at the begin or before it, <=", by(is_before=lambda first, end, begin: end < begin)),
+        Mistake("empty_first_row", "begins the first run with row 0, also if that is empty: count the rows that end at "
+                "the begin or before it, <=",
+                by(is_before=lambda first, end, begin: begin > 0 and end <= begin)),
         Mistake("begins_not_ends", "counts rows that begin before the run, its own among them: count those that end",
                 by(is_before=lambda first, end, begin: first <= begin)),
         Mistake("begins_not_ends", "counts rows that begin before the run, its own among them: count those that end",
@@ -175,6 +178,12 @@ EX05_5 = Task(
                     row, first, min(n, tiles[row] - first) if n else 0])),
         Mistake("rounded_up", "rounds the share up, as the library does: here runs are cut as in ex05_2",
                 by(cut=lambda n, s, p: min(-(-n // s) * p, n))),
+        Mistake("remainder_last", "leaves the whole remainder to the last program: cut at total * p // n_programs",
+                by(cut=lambda n, s, p: n if p == s else n // s * p)),
+        *(Mistake("remainder_shared", f"gives the {which} programs a tile more: cut at total * p // n_programs",
+                  by(cut=cut)) for which, cut in (
+                      ("first", lambda n, s, p: n // s * p + min(p, n % s)),
+                      ("last", lambda n, s, p: n // s * p + max(p - s + n % s, 0)))),
         Mistake("remainder_lost", "drops the remainder: multiply by the program first, then divide",
                 by(cut=lambda n, s, p: n // s * p)),
         Mistake("next_program", "finds the run of the next program", by(cut=lambda n, s, p: n * (p + 1) // s)),
