@@ -131,4 +131,76 @@ return out, top + weights.sum(0).log()
     ("ex00_2", "one", "one_is_none", {"def last_page_len": """
 return (length - 1) % page_size + 1 if length > 1 else 0
 """}),
+    ("ex00_1", "via_log", "float_share", {"def pages_needed": """
+return int(length / page_size + 0.999999)
+"""}),
+    ("ex00_1", "numpy_round", "one_too_many", {"def pages_needed": """
+return round(length / page_size + 0.5)
+"""}),
+    ("ex00_2", "negative_mod", "empty_is_full", {"def last_page_len": """
+return page_size - (-length % page_size)
+"""}),
+    ("ex00_2", "pages_times", "free_slots", {"def last_page_len": """
+n_pages = (length + page_size - 1) // page_size
+return length - n_pages * page_size
+"""}),
+    ("ex00_3", "reshape_per_row", "empty_row", {"def gather_row": """
+size = pages.shape[1]
+n = (length + size - 1) // size
+ids = block_table[row][:n].tolist()
+return torch.stack([pages[i] for i in ids]).reshape(-1, *pages.shape[2:])[:length] if n else pages[:0]
+"""}),
+    ("ex00_3", "last_page_first_slots", "full_page_lost", {"def gather_row": """
+size = pages.shape[1]
+n = (length + size - 1) // size
+parts = [pages[block_table[row, i]] for i in range(n)]
+if n:
+    parts[-1] = parts[-1][: length % size]
+return torch.cat(parts) if parts else pages.new_empty(0, *pages.shape[2:])
+"""}),
+    ("ex00_4", "weights_over_heads", "heads_mixed", {"def attend_row": """
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((len(q),), -torch.inf)
+group = len(q) // k.shape[1]
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = torch.einsum("hd,thd->th", q, k) * scale
+weights = scores.softmax(1)
+return torch.einsum("th,thd->hd", weights, v), scores.logsumexp(0)
+"""}),
+    ("ex00_4", "log_of_max_only", "lse_is_max", {"def attend_row": """
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((len(q),), -torch.inf)
+group = len(q) // k.shape[1]
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = torch.einsum("hd,thd->th", q, k) * scale
+return torch.einsum("th,thd->hd", scores.softmax(0), v), scores.amax(0)
+"""}),
+    ("ex00_4", "empty_lse_zero", "empty_row", {"def attend_row": """
+group = len(q) // k.shape[1]
+if len(k) == 0:
+    return torch.zeros_like(q), torch.zeros(len(q))
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = torch.einsum("hd,thd->th", q, k) * scale
+return torch.einsum("th,thd->hd", scores.softmax(0), v), scores.logsumexp(0)
+"""}),
+    ("ex00_4", "scaled_q_and_k", "scaled_twice", {"def attend_row": """
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full((len(q),), -torch.inf)
+group = len(q) // k.shape[1]
+k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+scores = torch.einsum("hd,thd->th", q * scale, k * scale)
+return torch.einsum("th,thd->hd", scores.softmax(0), v), scores.logsumexp(0)
+"""}),
+    ("ex00_5", "both_heads", "query_read", {"def flop_per_byte": """
+flop = 4 * n_q_heads * head_dim
+n_bytes = 2 * (n_q_heads + n_kv_heads) * head_dim * bytes_per_number
+return flop / n_bytes
+"""}),
+    ("ex00_5", "softmax_flop", "exp_counted", {"def flop_per_byte": """
+flop = 4 * n_q_heads * head_dim + n_q_heads
+return flop / (2 * n_kv_heads * head_dim * bytes_per_number)
+"""}),
+    ("ex00_5", "integer", "rounded", {"def flop_per_byte": """
+return 4 * n_q_heads * head_dim // (2 * n_kv_heads * head_dim * bytes_per_number)
+"""}),
 ]  # fmt: skip

@@ -484,5 +484,34 @@ if last - first != 1:
     tl.store(at, acc.to(out.dtype.element_ty), mask=dims < head_dim)
     tl.store(lse + row * n_heads + head, tl.where(found, largest + tl.log(total), float("-inf")))
 """}),
+    ("ex01_1", "where_b_empty_only", "both_empty", {"def merge_two": """
+lse = torch.logaddexp(lse_a, lse_b)
+wa = torch.exp(lse_a - lse)[:, None]
+out = wa * out_a + (1 - wa) * out_b
+out = torch.where((lse_b == -torch.inf)[:, None], out_a, out)
+out = torch.where((lse_a == -torch.inf)[:, None], out_b, out)
+return out, lse
+"""}),
+    ("ex01_2", "clamped_lse", "both_empty", {"def merge_many": """
+safe = lses.clamp(min=-1e4)
+w = torch.softmax(safe, 0)
+o = torch.where((lses == -torch.inf)[..., None], 0.0, outs)
+return (w[..., None] * o).sum(0), torch.logsumexp(safe, 0)
+"""}),
+    ("ex01_2", "mean_of_lse", "both_empty", {"def merge_many": """
+lse = torch.logsumexp(lses, 0)
+w = torch.exp(lses - lses.max(0).values)
+w = torch.nan_to_num(w)
+o = torch.nan_to_num(outs)
+return (w[..., None] * o).sum(0) / w.sum(0)[:, None], lse
+"""}),
+    ("ex01_3", "own_tiles_min", "own_length", {"def split_bounds": """
+n = min(-(-longest // tile), -(-length // tile))
+return [(n * s // n_splits * tile, min(n * (s + 1) // n_splits * tile, length)) for s in range(n_splits)]
+"""}),
+    ("ex01_3", "range_step", "cut_in_tokens", {"def split_bounds": """
+step = -(-longest // n_splits)
+return [(min(b, length), min(b + step, length)) for b in range(0, step * n_splits, step)] if step else [(0, 0)] * n_splits
+"""}),
 ]  # fmt: skip
 MUTANTS = MERGES + CUTS + LOOPS + ROWS

@@ -394,4 +394,33 @@ top = torch.clamp(scores.amax(0), min=0)
 w = torch.exp(scores - top)
 return (w[..., None] * v).sum(0) / w.sum(0)[:, None], top + w.sum(0).log()
 """}),
+    ("ex02_1", "np_linspace", "rounded", {"def row_bounds": """
+n = -(-length // tile)
+c = min(n, n_splits)
+cuts = torch.linspace(0, n, c + 1).round().long().tolist() if c else [0]
+bounds = [(a * tile, min(b * tile, length)) for a, b in pairwise(cuts)]
+return bounds + [(n * tile, n * tile)] * (n_splits - c)
+"""}),
+    ("ex02_2", "full_rows", "same_rule", {"def empty_items": """
+n = [-(-length // tile) for length in lengths]
+total = len(lengths) * n_splits
+split_kv = total - sum(min(t, n_splits) for t in n)
+return split_kv, sum(max(n_splits - t, 0) for t in n)
+"""}),
+    ("ex02_3", "scale_after_softmax", None, {"def state_of_range": """
+q, k, v = q.float(), k[begin:end].float(), v[begin:end].float()
+if not len(k):
+    return torch.zeros_like(q), torch.full((len(q),), -torch.inf)
+G = len(q) // k.shape[1]
+k, v = k.repeat_interleave(G, 1), v.repeat_interleave(G, 1)
+s = torch.einsum("hd,thd->th", q, k)
+return torch.einsum("th,thd->hd", s.softmax(0), v) * scale, s.logsumexp(0) * scale
+"""}),
+    ("ex02_4", "loop_over_offsets_values", None, {"def merge_rows": """
+out, lse = [], []
+for first in offsets[:-1].tolist():
+    some = lses[first:first + 1]
+    out.append(outs[first:first + 1].sum(0)); lse.append(some.sum(0))
+return torch.stack(out), torch.stack(lse)
+"""}),
 ]  # fmt: skip

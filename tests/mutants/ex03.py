@@ -538,4 +538,21 @@ if tl.load(offsets + row + 1) - tl.load(offsets + row) == 1:
 else:
     store_state(partials, index, kv_head, out, lse, SHAPE, True)
 """}),
+    ("ex03_2", "cumulative_wrong", "summed_twice", {"def partial_offsets": """
+offsets = [0]
+for row in range(n_rows):
+    offsets.append(offsets[-1] + len({item for item in items if item[0] <= row}))
+return offsets
+"""}),
+    ("ex03_3", "by_begin", "unstable", {"def longest_first": """
+return sorted(range(len(items)), key=lambda i: (items[i][1] - items[i][2], -i))
+"""}),
+    ("ex03_6", "heap_without_pop", "last_listed", {"def makespan": """
+import heapq
+free = [0] * n_places
+heapq.heapify(free)
+for d in durations:
+    heapq.heappush(free, heapq.heappop(free) + d)
+return free[-1]
+"""}),
 ]  # fmt: skip

@@ -380,4 +380,38 @@ u, s, vh = torch.linalg.svd(relative, full_matrices=False)
 inverse = torch.where(s > 1e-2 * s[0], 1 / s, 0.0)
 return vh.T @ (inverse * (u.T @ torch.ones_like(times)))
 """}),
+    ("ex04_1", "ceil_pages_128", "not_none", {"def split_pages": """
+room = 2 * n_sms // n_kv_heads
+for size in range(max(-(-128 // page_size), 1), max(n_pages, default=0) + 1):
+    if sum(max(-(-p // size), 1) for p in n_pages) <= room:
+        return size
+return None
+"""}),
+    ("ex04_2", "max_of_count", None, {"def paper_policy": """
+if group != 4:
+    return "flashinfer"
+rows = [n for n in lengths if n >= 1]
+if len(rows) == 1 and rows[0] >= 16384:
+    return "length_buckets"
+if len(rows) >= 8 and max(rows) > 16384:
+    return "workqueue"
+return "flashinfer"
+"""}),
+    ("ex04_3", "c_with_waves", "c_at_least_1", {"def paper_cost": """
+bytes_per_us = MEMORY_GB_PER_S * 1000
+kv = sum(lengths) * n_kv_heads * head_dim * 4
+states = n_items * n_q_heads * (head_dim + 2) * 4
+C = n_items * n_kv_heads / n_sms
+slow = max(1, ENOUGH_PER_SM / max(C, 1))
+return kv / bytes_per_us * slow + n_launches * LAUNCH_US + states / bytes_per_us
+"""}),
+    ("ex04_6", "best_of_first", "first_best", {"def regret": """
+if not times:
+    return 0.0
+total = 0.0
+for step, stage in zip(times, chosen):
+    best = min(times[0][s] for s in times[0] if times[0][s] == times[0][s])
+    total += step[stage] / best - 1
+return total / len(times)
+"""}),
 ]  # fmt: skip

@@ -243,4 +243,44 @@ for program in range(n_programs):
     bounds.append(bounds[-1] + share + (program >= n_programs - rest))
 return bounds
 """}),
+    ("ex05_3", "off_by_one_row", "rows_from_1", {"def items_of_run": """
+items, before = [], 0
+for row, length in enumerate(lengths):
+    n = -(-length // tile)
+    a, b = max(begin, before), min(end, before + n)
+    if a < b:
+        items.append((row + 1, (a - before) * tile, min((b - before) * tile, length)))
+    before += n
+return items
+"""}),
+    ("ex05_4", "slot_by_end", "last_of_run", {"def slots_of_rows": """
+slots = [[] for _ in lengths]
+n = sum(-(-x // tile) for x in lengths)
+for p, (b, e) in enumerate(pairwise(run_bounds(n, n_programs))):
+    mine = items_of_run(b, e, lengths, tile)
+    for i, (row, first, last) in enumerate(mine):
+        if (first, last) != (0, lengths[row]):
+            slots[row].append(2 * p + (i == len(mine) - 1))
+return slots
+"""}),
+    ("ex05_5", "store_begin_tile", "row_before", {"def plan_kernel": """
+program = tl.program_id(0)
+rows = tl.arange(0, BLOCK)
+total = tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    total += tl.sum(tiles_of(lengths, first + rows, n_rows, TILE), 0)
+begin = total * program // n_programs
+n_tiles = total * (program + 1) // n_programs - begin
+ended, before, seen = 0, tl.cast(0, tl.int64), tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    tiles = tiles_of(lengths, first + rows, n_rows, TILE)
+    is_ended = seen + tl.cumsum(tiles, 0) <= begin
+    ended += tl.sum(is_ended.to(tl.int32), 0)
+    before += tl.sum(tl.where(is_ended, tiles, 0), 0)
+    seen += tl.sum(tiles, 0)
+row = tl.maximum(ended - 1, 0)
+tl.store(plan + 3 * program, row)
+tl.store(plan + 3 * program + 1, (begin - before) * TILE)
+tl.store(plan + 3 * program + 2, n_tiles)
+"""}),
 ]  # fmt: skip

@@ -89,6 +89,7 @@ def attend(
     lse = {
         "natural": largest + total.log(),
         "sums": total.log(),
+        "max": largest,
         "log2": (largest + total.log()) / 0.6931471805599453,
         "exp": (largest + total.log()).exp(),
     }[lse_of]

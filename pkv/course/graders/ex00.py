@@ -8,13 +8,17 @@ from pkv.course.graders.ex00_rows import EX00_3, EX00_4
 from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
 
 PAGES = (
-    Property("a part-filled last page counts", lambda rng: sizes(rng, [(3, 4), (5, 4), (10, 4)], (-1, 1))),
+    Property("a part-filled last page counts", lambda rng: sizes(
+        rng, [(3, 4), (5, 4), (10, 4), (2**21 + 1, 2**21)], (-1, 1))),
     Property("a full page counts once", lambda rng: sizes(rng, [(4, 4), (8, 4), (1, 1), (3, 1)], (0,))),
     Property("an empty row", lambda rng: sizes(rng, [(0, 4), (0, 1), (0, 16)], ())),
     Property("no loop: a long row takes as many steps as a short one", lambda rng: [
         {"length": rng.randrange(5 * MANY, 9 * MANY), "page_size": 1}]),
 )  # fmt: skip
-one_step = asked(fewer=lambda length, page_size: (1, page_size) if length >= 5 * MANY else None)
+one_step = asked(fewer=lambda length, page_size: (1, page_size) if 5 * MANY <= length < 9 * MANY else None)
+
+
+NEARLY_1 = (0.9, 0.99, 0.999, 0.9999, 0.99999, 0.999999)
 
 
 def sizes(rng: random.Random, first: list[tuple[int, int]], ends: tuple[int, ...]) -> list[Spec]:
@@ -60,6 +64,8 @@ EX00_1 = Task(
         Mistake("floor", "rounds down: tokens in a part-filled last page have no page", lambda n, p: n // p),
         Mistake("one_too_many", "adds a page where the last one is just full: n // p + 1", lambda n, p: n // p + 1),
         Mistake("empty_takes_one", "gives an empty row a page", lambda n, p: max(pages_needed(n, p), 1)),
+        *(Mistake("float_share", "adds nearly 1 to a float, and rounds down: use // on ints",
+                  lambda n, p, nearly_1=nearly_1: int(n / p + nearly_1)) for nearly_1 in NEARLY_1),
         Mistake("float", "gives a float: a number of pages is an int, so use //", lambda n, p: Raised("float"),
                 lambda case, got: isinstance(got, float)),
     ),
@@ -83,6 +89,7 @@ EX00_2 = Task(
             "one_is_none", "takes a row of one token for an empty one", lambda n, p: last_page_len(n, p) if n > 1 else 0
         ),
         Mistake("free_slots", "counts the free slots, not the tokens", lambda n, p: -n % p),
+        Mistake("free_slots", "gives the free slots, below 0, not the tokens", lambda n, p: -(-n % p)),
         Mistake(
             "off_by_one", "is one short: (length - 1) % page_size counts from 0", lambda n, p: (n - 1) % p if n else 0
         ),
@@ -121,6 +128,11 @@ EX00_5 = Task(
         Mistake("k_only", "counts the bytes of K, or of V, but not of both", lambda *a: 2 * intensity(*a)),
         Mistake("one_product", "counts half: q . k and weight * v are two products, and a multiply and an add two flop",
                 lambda *a: intensity(*a) / 2),
+        Mistake("query_read", "counts bytes of query heads too: K and V alone grow with the tokens",
+                lambda h, kv, d, b: 2 * h / (h + kv) / b),
+        Mistake("exp_counted", "counts a flop for exp: only the two products count",
+                lambda h, kv, d, b: (4 * d + 1) * h / (2 * kv * d * b)),
+        Mistake("rounded", "rounds down: flop per byte is a float", lambda *a: int(intensity(*a))),
         Mistake("fp16_assumed", "takes 2 bytes per number, whatever the dtype",
                 lambda h, kv, d, b: intensity(h, kv, d, 2)),
         Mistake("inverse", "gives bytes per flop", lambda *a: 1 / intensity(*a)),

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pkv.course.comparing import agree
 from pkv.course.graders.asking import MANY, asked, dtype_mistake, loop_mistake
 from pkv.course.graders.batches import attend, fails_for_lack, heads_say, paged_row, rounded_up, row_of
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
@@ -69,6 +70,9 @@ EX00_3 = Task(
                 lambda pages, table, row, n: row_of(pages, table[0], n)),
         Mistake("tail_unmasked", "gives whole pages: slots past the row's tokens belong to nobody",
                 lambda pages, table, row, n: row_of(pages, table[row], -(-n // pages.shape[1]) * pages.shape[1])),
+        Mistake("full_page_lost", "drops a full last page: length % page_size is 0 there",
+                lambda pages, table, row, n: row_of(pages, table[row], n if n % pages.shape[1] else max(
+                    n - pages.shape[1], 0))),
         Mistake("tail_dropped", "drops the part-filled last page",
                 lambda pages, table, row, n: row_of(pages, table[row], n // pages.shape[1] * pages.shape[1])),
         Mistake("sorted_pages", "sorts the row's pages: the order of the table is the order of the tokens",
@@ -115,7 +119,22 @@ def has_one_max(case: Case, got: Any) -> bool:
     group = len(q) // k.shape[1]
     largest = (scale * torch.einsum("kgd,tkd->tkg", q.unflatten(0, (-1, group)), k)).amax(0).flatten()
     off = [~torch.isclose(mine, yours, 1e-3, 1e-3) for mine, yours in zip(case.right, got)]
-    return bool(((off[0].any(1) | off[1]) <= (largest < largest.max() - EXP_IS_0)).all())
+    heads = off[0].any(1) | off[1]
+    return bool((heads <= (largest < largest.max() - EXP_IS_0)).all()) and not got[0].isfinite().all()
+
+
+def mixes_heads(case: Case, got: Any) -> bool:
+    """out is so, whatever the lse."""
+    q, k, v, scale = case.arguments
+    group = len(q) // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    wrong = torch.einsum("th,thd->hd", (scale * torch.einsum("hd,thd->th", q, k)).softmax(1), v)
+    return len(k) > 0 and agree(wrong, got[0], 1e-3)
+
+
+def scaled(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, by: str) -> Any:
+    """Scaled once more."""
+    return attend(q, k, v, scale * (scale if by == "scale" else q.shape[1] ** -0.5))
 
 
 def overflows(case: Case, got: Any) -> bool:
@@ -154,6 +173,10 @@ EX00_4 = Task(
         Mistake("one_max", "subtracts one largest score for all heads: each head needs its own, or its sum is 0",
                 shows=has_one_max),
         Mistake("no_scale", "does not multiply scores by scale", lambda q, k, v, scale: attend(q, k, v, 1.0)),
+        *(Mistake("scaled_twice", "scales twice", functools.partial(scaled, by=by)) for by in ("scale", "head_dim")),
+        Mistake("heads_mixed", "takes softmax over heads: each head's weights sum to 1 over the tokens",
+                shows=mixes_heads),
+        Mistake("lse_is_max", "gives the largest score for lse", lambda *a: attend(*a, lse_of="max")),
         Mistake("own_scale", "scales by 1 / sqrt(head_dim), not by the scale given",
                 lambda q, k, v, scale: attend(q, k, v, q.shape[1] ** -0.5)),
         *(Mistake("lse_without_max", "lse lacks the largest score that was subtracted: add it back",

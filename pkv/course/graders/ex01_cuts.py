@@ -80,6 +80,10 @@ EX01_3 = Task(
                 with_length(n_tiles=lambda longest, length, tile: longest // tile + 1)),
         Mistake("cut_in_tokens", "cuts by tokens: a split begins at a tile's first token",
                 lambda longest, length, n, tile: cut(longest, length, n, 1)),
+        *(Mistake("cut_in_tokens", "cuts by tokens: a split begins at a tile's first token",
+                  lambda longest, length, n, tile, clip=clip: cut(
+                      longest, length, n, 1, clip=clip, of=lambda n, s, k: -(-n // k) * s))
+          for clip in ("begin", "end of row")),
         Mistake("rounded_up", "gives every split ceil(n / S) tiles, so that the last ones get few or none",
                 lambda *a: cut(*a, of=lambda n, split, n_splits: min(-(-n // n_splits) * split, n))),
         Mistake("rounded_up", "gives every split ceil(n / S) tiles, so that the last ones get few or none",

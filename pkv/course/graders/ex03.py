@@ -75,6 +75,8 @@ EX03_2 = Task(
         Mistake("counts", "gives how many items a row has: offsets are their sums",
                 lambda *a: [*row_counts(*a), len(a[0])]),
         Mistake("counts", "gives how many items a row has: offsets are their sums", lambda *a: [0, *row_counts(*a)]),
+        Mistake("summed_twice", "adds up sums: an offset is the number of items before the row, once",
+                by_counts(lambda counts: [*accumulate(counts)])),
         Mistake("tokens", "counts tokens: an item leaves one state, however many tokens it has",
                 lambda items, n: [sum(b - a for r, a, b in items if r < row) for row in range(n + 1)]),
         Mistake("empty_row_at_0", "lets rows without items begin at 0: they begin where the next row does",

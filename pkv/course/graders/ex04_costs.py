@@ -112,6 +112,8 @@ EX04_3 = Task(
                 wrong(slower=lambda per_sm: 4 / per_sm)),
         Mistake("never_slower", "reads at the full rate however few programs there are",
                 wrong(slower=lambda per_sm: 1.0)),
+        Mistake("c_at_least_1", "takes C for 1 at least: fewer programs than SMs read slower still",
+                wrong(slower=lambda per_sm: max(1.0, 4 / max(per_sm, 1)))),
         Mistake("min", "takes min for max: too few programs read slower, not faster",
                 wrong(slower=lambda per_sm: min(1.0, 4 / per_sm))),
         Mistake("inverse", "has C / 4 for 4 / C", wrong(slower=lambda per_sm: max(1.0, per_sm / 4))),

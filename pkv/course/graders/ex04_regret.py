@@ -31,6 +31,11 @@ def regrets(times: list[Times], chosen: list[str], best: Callable[[Times], float
     return [step[stage] / best(step) - 1 for step, stage in zip(times, chosen)]
 
 
+def regrets_against(times: list[Times], chosen: list[str], one: Times) -> float:
+    """The mean regret, where all steps have the best time of one."""
+    return statistics.fmean(regrets(times, chosen, lambda step: least_of(one)))
+
+
 def of_each(combine: Callable[[list[float]], float], best: Callable[[Times], float] = least_of) -> Callable[..., float]:
     """A wrong answer from the steps' regrets."""
     return lambda times, chosen: combine(regrets(times, chosen, best)) if times else 0.0
@@ -137,6 +142,8 @@ EX04_6 = Task(
                 totals),
         Mistake("fixed_best", "compares with the stage that is best on the whole: each step has its own best",
                 against_fixed),
+        Mistake("first_best", "compares with the best time of the first step: each step has its own best",
+                lambda times, chosen: regrets_against(times, chosen, times[0]) if times else 0.0),
         Mistake("ratio", "does not take 1 off: the best choice has regret 0",
                 lambda *a: mean_regret(*a) + bool(a[0])),
         Mistake("percent", "is in per cent: 0.1 is 10%", lambda *a: 100 * mean_regret(*a)),

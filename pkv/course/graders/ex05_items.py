@@ -127,6 +127,8 @@ EX05_3 = Task(
             item for n, item in enumerate(items(*a)) if item[0] - n == items(*a)[0][0]]),
         Mistake("empty_not_counted", "does not count empty rows: the numbers of the rows after them are too small",
                 lambda begin, end, lengths, tile: items(begin, end, [length for length in lengths if length], tile)),
+        Mistake("rows_from_1", "counts rows from 1: the first one is row 0",
+                changed(lambda row, first, last, length, tile: [row + 1, first, last])),
         Mistake("rows_of_run", "counts rows from the first one of the run, not of the batch",
                 lambda *a: [[item[0] - items(*a)[0][0], *item[1:]] for item in items(*a)]),
         Mistake("rows_of_run", "numbers items: a row's number is its place in lengths",

@@ -167,6 +167,8 @@ EX05_5 = Task(
                 by(is_before=lambda first, end, begin: first <= begin)),
         Mistake("begins_not_ends", "counts rows that begin before the run, its own among them: count those that end",
                 by(is_before=lambda first, end, begin: first < begin)),
+        Mistake("row_before", "gives the last row that ends before the run: the one after it is the run's first",
+                by(written=lambda row, first, n, *rest: [max(row - 1, 0), first, n])),
         Mistake("on_the_line", "gives the token on the line, not in its row: subtract the tiles of the rows before",
                 by(written=lambda row, first, n, begin, *rest: [row, begin, n])),
         Mistake("in_tiles", "counts tiles of the row, not tokens", lambda n, s, t, later: torch.where(

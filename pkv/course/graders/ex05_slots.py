@@ -60,6 +60,13 @@ def slots(
     return found
 
 
+def last_of_run(lengths: list[int], tile: int, n_programs: int) -> Slots:
+    """Slot 2p + 1 for the last row of a run, 2p for others."""
+    rows = programs_of_rows(lengths, tile, n_programs)
+    last_row = {program: row for row, programs in enumerate(rows) for program in programs}
+    return [[2 * p + (last_row[p] == row) for p in mine] if len(mine) > 1 else [] for row, mine in enumerate(rows)]
+
+
 def touched(lengths: list[int], tile: int, n_programs: int) -> Slots:
     """A row that ends at a cut is given to the next run too."""
     counts = [rounded_up(length, tile) for length in lengths]
@@ -118,6 +125,8 @@ EX05_4 = Task(
         Mistake("by_end", "chooses the slot by whether the row goes on: a row that passes through the whole run "
                 "began before it, so it has slot 2p",
                 lambda *a: slots(*a, slot=lambda p, is_first, is_last: 2 * p + (not is_last))),
+        Mistake("last_of_run", "gives slot 2p + 1 to the last row of a run, also where that began before the run",
+                last_of_run),
         Mistake("whole_rows", "merges rows that one program has whole: it writes their result, and leaves no state",
                 lambda *a: slots(*a, whole=True)),
         Mistake("whole_rows", "merges rows that one program has whole: it writes their result, and leaves no state",
