@@ -446,7 +446,7 @@ def test_the_commands_facts(mine, capsys):
     found = json_of(capsys, "check", "ex00_1", "--seed", "3", code=1)
     (task,) = found["tasks"]
     assert (found["seed"], task["state"], task["diagnosis"], task["race"]) == (3, "runs", "floor", None)
-    assert [line["holds"] for line in task["properties"]] == [False, True, True, True]
+    assert [line["holds"] for line in task["properties"]] == [False, True, True, True, True]
     assert task["properties"][0]["text"].startswith("rounds down")
 
 

@@ -12,7 +12,7 @@ import torch
 
 from pkv._triton import tl
 from pkv.course.tasks import Case, Mistake, Raised
-from pkv.course.watching import replaced
+from pkv.course.watching import NoLaunch, replaced
 
 MANY = 100  # so many rows, tokens or states show a loop over them
 Asked = Callable[..., Any]
@@ -24,10 +24,6 @@ class OtherDtype(TypeError):
 
 class Loops(RuntimeError):
     """There is a loop where there should be none."""
-
-
-class NoLaunch(RuntimeError):
-    """There is an answer, and no kernel was launched."""
 
 
 def asked(dtype: Asked | None = None, fewer: Asked | None = None) -> Asked:

@@ -15,6 +15,7 @@ PAGES = (
     Property("no loop: a long row takes as many steps as a short one", lambda rng: [
         {"length": rng.randrange(5 * MANY, 9 * MANY), "page_size": 1}]),
 )  # fmt: skip
+# loops of millions of steps are told by shorter rows
 one_step = asked(fewer=lambda length, page_size: (1, page_size) if 5 * MANY <= length < 9 * MANY else None)
 
 

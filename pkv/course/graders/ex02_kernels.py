@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from pkv.course.graders.asking import is_raised, kernel_mistake
 from pkv.course.graders.batches import DEVICE, fails_for_lack
 from pkv.course.graders.ex02_bounds import RULES, SAYS, Rule, by_cuts, row_bounds
-from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
-from pkv.course.watching import launched_blindly
+from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
+from pkv.course.watching import HostReads, launched_blindly
 
 BEYOND = 21  # what lies in memory after the lengths
 LONG = 2_000_000_000
@@ -130,11 +131,6 @@ def launched(function: Any, *arguments: Any) -> Any:
         return launched_blindly(function, *arguments)
 
 
-def is_raised(kind: str) -> Any:
-    """Was it this exception?"""
-    return lambda case, got: isinstance(got, Raised) and got.kind == kind
-
-
 def where_too_long(case: Case, got: Any) -> str:
     """The row whose product does not fit."""
     n_splits, tile = case.spec["n_splits"], case.spec["tile"]
@@ -198,8 +194,8 @@ EX02_5 = Task(
                 of_rows(lambda p, s, n: (0, p % s))),
         *(Mistake(name, SAYS[name], batched(rule)) for name, rule in RULES),
         Mistake("host_reads", "reads a tensor's numbers on the host, which waits for the GPU then: only the kernel may",
-                shows=is_raised("HostReads")),
-        Mistake("no_kernel", "launches no kernel: bounds_kernel is to find the bounds", shows=is_raised("NoLaunch")),
+                shows=is_raised(HostReads)),
+        kernel_mistake("bounds_kernel"),
         Mistake("empty_row", "fails for a row without tokens: it has no tile, and all its ranges are (0, 0)",
                 shows=lambda case, got: 0 in case.spec["lengths"] and fails_for_lack(got)),
     ),
