@@ -504,7 +504,8 @@ def test_the_next_step_at_the_end(mine, monkeypatch):
         progress.note(task.id, state="correct")
     assert progress.next_step(progress.read()) == "all is done"
     raced = dataclasses.replace(TASKS[0], race={"length": 1})
-    monkeypatch.setattr(progress, "in_lessons", lambda: [raced, *TASKS[1:]])
+    others = [dataclasses.replace(task, race=None) for task in TASKS[1:]]
+    monkeypatch.setattr(progress, "in_lessons", lambda: [raced, *others])
     assert progress.next_step(progress.read()) == "all is done"
     monkeypatch.setattr(progress, "GPU_VISIBLE", True)
     assert progress.next_step(progress.read()) == "next: make ex00_1 fast enough, on this GPU"

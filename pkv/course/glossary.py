@@ -33,6 +33,7 @@ WORDS: dict[str, dict[str, str]] = {
         "group": "query heads to a KV head",
         "size": "q is so many times random numbers of about 1, so that scores grow as large",
     },
+    "ex00_3": {"turned": "in memory the pool lies as [page, head, slot, dim]: look at its strides"},
     "ex00_4": {"below": "every q is negative and every k positive, so that all scores are far below 0"},
     "ex01": STATES_OF_01,
     "ex01_4": {
@@ -48,7 +49,10 @@ WORDS: dict[str, dict[str, str]] = {
         "counts": "states of each row; offsets are their sums, from 0 on",
         "turned": "in memory out lies as [row, dim, head]: look at its strides",
     },
-    "ex02_3": {"outside": "k and v hold this before begin and from end on"},
+    "ex02_3": {
+        "below": "every q is negative and every k positive, so that all scores are far below 0",
+        "outside": "k and v hold this before begin and from end on",
+    },
     "ex02_4": {
         "n_items": "states of each row; offsets are their sums, from 0 on",
         "size": "so much is added to the lses of rows 0, 2, ..., and taken from those of rows 1, 3, ...",

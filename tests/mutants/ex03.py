@@ -442,7 +442,7 @@ MUTANTS = [
     ("ex03_4", "heads_and_entries_turned", "unwritten", {HEAD: "    kv_head = tl.program_id(0) // GRID_HEADS\n", ENTRY: "    index = tl.load(order + tl.program_id(0) % GRID_HEADS)\n"}),
     ("ex03_4", "nothing_stored", "unwritten", {CHOICE: "    pass" + REST}),
     ("ex03_4", "end_before_begin", "unwritten", {LOADS: "    row = tl.load(items + 3 * index)\n    end = tl.load(items + 3 * index + 1)\n    begin = tl.load(items + 3 * index + 2)\n"}),
-    ("ex03_4", "next_items_row", "unwritten", {KERNEL: NEXT_ROW}),
+    ("ex03_4", "next_items_row", "last_is_result", {KERNEL: NEXT_ROW}),
     ("ex03_4", "last_is_result", "last_is_result", {DECIDE: "    if end == tl.load(cache.lengths.ptr + row):\n"}),
     ("ex03_4", "from_first_to_last_item", "whole_row", {KERNEL: ROW_BY_OFFSETS}),
     ("ex03_4", "two_axes", "unwritten", {KERNEL: TWO_AXES}),

@@ -8,8 +8,8 @@ from pkv.course.graders.ex00_rows import EX00_3, EX00_4
 from pkv.course.tasks import Mistake, Property, Raised, Spec, Task, Unfit
 
 PAGES = (
-    Property("a part-filled last page counts", lambda rng: sizes(
-        rng, [(3, 4), (5, 4), (10, 4), (2**21 + 1, 2**21)], (-1, 1))),
+    Property("a part-filled last page counts", lambda rng: [
+        *sizes(rng, [(3, 4), (5, 4), (10, 4)], (-1, 1)), {"length": 2**21 + 1, "page_size": 2**21}]),
     Property("a full page counts once", lambda rng: sizes(rng, [(4, 4), (8, 4), (1, 1), (3, 1)], (0,))),
     Property("an empty row", lambda rng: sizes(rng, [(0, 4), (0, 1), (0, 16)], ())),
     Property("no loop: a long row takes as many steps as a short one", lambda rng: [

@@ -19,11 +19,11 @@ def gather_right(pages: torch.Tensor, table: torch.Tensor, row: int, length: int
     return row_of(pages, table[row], length)
 
 
-def gather_specs(rng: random.Random, lengths: list[int], **more: Any) -> list[Spec]:
-    """Rows of some lengths, those from 100 on in whole pages, on two page sizes."""
+def gather_specs(rng: random.Random, lengths: list[int], pages: tuple[int, ...] = (), **more: Any) -> list[Spec]:
+    """Rows of some lengths, those from 100 on in whole pages. pages: their sizes, two where none is named."""
     return [
         {"length": n, "page_size": p, "n_rows": 3, "n_kv_heads": 2, **more, "seed": rng.randrange(1000)}
-        for p in (4, rng.choice([3, 5, 8]), 1)
+        for p in pages or (4, rng.choice([3, 5, 8]))
         for n in (min(n if n < 100 else p * (n - 100), 24) for n in lengths)
     ]
 
@@ -52,7 +52,8 @@ EX00_3 = Task(
     fixed=("turned", "dtype"),
     axes=("token", "KV head", "dim"),
     properties=(
-        Property("tokens come in order, from the pages of the table", lambda rng: gather_specs(rng, [102, 103])),
+        Property("tokens come in order, from the pages of the table", lambda rng: gather_specs(rng, [102, 103])
+                 + gather_specs(rng, [101, 106], (1,))),
         Property("a part-filled last page", lambda rng: gather_specs(rng, [1, 3, 6, 9])),
         Property("an empty row", lambda rng: gather_specs(rng, [0])),
         Property("a pool of any strides and dtype", lambda rng: gather_specs(rng, [7, 102], turned=True)
