@@ -446,12 +446,10 @@ print("splits     ", *[f"{n:5}" for n in splits])
 for n_sms, loads in json.loads(file.read_text())["sms"].items():
     us = loads["B1_64k"]["us"]
     print(f"{n_sms:>3} SMs, us", *[f"{us[f'row_local {n}']:5.0f}" for n in splits])
-slice_plan = pkv.plan([65536], llama, stage="split_kv", gpu="h200-28sm")
-held = slice_plan.gpu.n_sms * slice_plan.programs_per_sm
-print("28 SMs hold", held, "programs at once")
+print("28 SMs held", 28 * 9, "programs at once: 9 of that day's kernel on each")
 
 # %% [markdown]
-# With 4 splits, a hundred SMs more are worth nothing: nobody gives them work. The whole card still gains at 48 splits. The slice does not: 24 splits are 192 programs, 32 are 256, a few more than it holds, and the whole step waits for those.
+# With 4 splits, a hundred SMs more are worth nothing: nobody gives them work. The whole card still gains at 48 splits. The slice does not: 24 splits are 192 programs, 32 are 256, a few more than it held, and the whole step waits for those. (The times are older than those below. Today's kernel takes fewer registers, so more of its programs fit; it has no such list of times.)
 #
 # Now what people decode with, on one row, against a plain read of its bytes. The rows are those of the paper's traces. The kernels that begin with `fa2`, `batch-attention` and `xqa` come with FlashInfer. `vllm` cuts a row into 16 segments, whatever its length. `sglang` cuts it into 8 at most, unless its user allows more, here 32 and 64.
 #

@@ -500,7 +500,7 @@ for step, time in times.items():
 viz.draw_recorded("bounds", grid="smoke", n_sms=28)
 
 # %% [markdown]
-# The more rows, the fewer splits fill the GPU, so `split_kv` hardly cuts any row, and all wait for the longest. `row_local` guesses that one row may be long and cuts more, but all rows alike: that is still too little for one row among 64, and far too much for 128 short ones, where the start-ups and states that the simulator charged for are real. The queue gives each row as many items as it needs.
+# The more rows, the fewer splits fill the GPU, so `split_kv` hardly cuts any row, and all wait for the longest. `row_local` guesses that one row may be long and cuts more, but all rows alike: that is still too little for one row among 64, and far too much for 128 short ones, where the start-ups and states that the simulator charged for are real. The queue gives each row as many items as it needs. It is ahead of both on three of the five. On `zipf(8,64k)` it is a little behind `row_local`, and on `short(128)` `split_kv`, which cuts no row there, stays ahead of both.
 #
 # **Predict.** The paper's traces, means over five seeds: on how many of the ten is `row_local` ahead? (With one row live there is nothing to compare: the cuts are the same.)
 
@@ -514,7 +514,7 @@ viz.draw_recorded("bounds", n_sms=28)
 viz.draw_recorded("bounds")
 
 # %% [markdown]
-# With that many splits of its own `split_kv` leaves little to gain, and on some traces the further cuts of `row_local` are a loss.
+# With that many splits of its own `split_kv` leaves little to gain, and on more than half of the traces the further cuts of `row_local` are a loss. The queue is behind on none.
 #
 # The paper's trace of the section before, on the H200. The memory is faster, so compare the order, not the times; and no time here holds planning, not even FlashInfer's (`fa2-tensor-core`, the kernel that the paper timed).
 

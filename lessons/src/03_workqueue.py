@@ -539,7 +539,7 @@ for name, stage in pkv.STAGES.items():
         print(f"{name:14} planned on: {stage.PLANNED_ON}")
 
 # %% [markdown]
-# **Predict.** How long does `pkv.plan` take for our batch: about 10 microseconds, 100, or 1,000? And how many bytes must be copied to the GPU?
+# **Predict.** How long does `pkv.plan` take for our batch: about 5 microseconds, 50, or 500? And how many bytes must be copied to the GPU?
 
 # %%
 from pkv.bench.results import results_of
@@ -554,7 +554,7 @@ for n_layers in (1, 32):
     print(f"{n_layers:2} layers of this step, simulated: {ms:5.2f} milliseconds")
 
 # %% [markdown]
-# That is a time from a record, of eight rows like ours, copying included. Other work ran between two plans and had emptied the processor's caches; called again and again, `pkv.plan` alone takes about 100 microseconds. Beside one layer that is a lot. Beside the 32 layers of Llama-3-8B, which all use the same list, it is little. And the host must know the lengths. If they lie on the GPU only, it has to wait for them.
+# That is a time from a record, of eight rows like ours, copying included. Other work ran between two plans and had emptied the processor's caches, as a model would; called again and again, `pkv.plan` is quicker. Beside one layer that is a lot. Beside the 32 layers of Llama-3-8B, which all use the same list, it is little. And the host must know the lengths. If they lie on the GPU only, it has to wait for them.
 #
 # ## Measured: the paper's RTX 3060
 #
@@ -702,7 +702,7 @@ widgets.explore_schedule(stage="workqueue")
 viz.draw_recorded("ladder", n_sms=28)
 
 # %% [markdown]
-# `split_kv` cuts all rows like the longest, so many of its programs are empty, and it has room for few splits. FlashInfer has room for 7 items by its rule, fewer than there are rows, and splits nothing. In *homogeneous* all our stages make nearly the same cut, and little is left to gain. FlashInfer's 64 programs find 56 places there, and everybody waits for the other 8.
+# `split_kv` cuts all rows like the longest, so many of its programs are empty, and it has room for few splits. FlashInfer has room for 7 items by its rule, fewer than there are rows, and splits nothing. In *homogeneous* our stages make nearly the same cut, and little is left to gain; `row_local` cuts further, and loses some per cent by it. FlashInfer's 64 programs find 56 places there, and everybody waits for the other 8. (`stream_k` is the stage of lesson 05. It deals out equal shares too, even more equal ones, and needs no list. Here it is ahead of the queue.)
 #
 # **Predict.** FlashInfer's room is 2 programs per SM, at 8 KV heads. For how many items is that on 132 SMs? What becomes of the queue's lead?
 
@@ -710,7 +710,7 @@ viz.draw_recorded("ladder", n_sms=28)
 viz.draw_recorded("ladder", n_sms=132)
 
 # %% [markdown]
-# Room for 33: now it splits the long rows, as we do. All but the buckets lie close together, and a few per cent are left to the queue. The buckets lose here: each of their launches has one row or two, and should fill 132 SMs with them.
+# Room for 33: now it splits the long rows, as we do. The queue and `stream_k` lie close together, and a few per cent before FlashInfer, which on four of the five traces is itself ahead of `row_local` and `split_kv`. The buckets lose most where rows have many lengths: each of their launches has one row or two then, and should fill 132 SMs with them.
 #
 # **Predict.** Now the paper's own comparison: its published times, the simulator's, and both records. Where does the queue gain most? (For one row the paper takes buckets.)
 

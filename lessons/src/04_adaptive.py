@@ -441,7 +441,7 @@ viz.draw_recorded("charges", n_sms=28)
 # %% [markdown]
 # For one row the way to count is worth far more than the schedule: with both plans, the win is a loss. With eight rows the schedule wins by every count. But how much it wins, the count decides. Our lists are not cheaper than FlashInfer's, since Python writes them. (How long that takes depends on the host; a record names its processor.)
 #
-# One layer is the hardest case for whoever plans on the host. `split_kv` and `row_local` do not: their kernels find the bounds on the GPU.
+# One layer is the hardest case for whoever plans on the host. `split_kv`, `row_local` and `stream_k` do not: their kernels find the bounds on the GPU.
 #
 # **Predict.** Which engine is the cheapest with 1 layer, and which with 80? Whose plan is the dearest?
 
@@ -449,15 +449,15 @@ viz.draw_recorded("charges", n_sms=28)
 viz.draw_recorded("layers", n_sms=28)
 
 # %% [markdown]
-# With one layer `row_local` is done before the queue's list is written. It takes many layers until the queue's better cut has paid for its list. The dearest plan is that of `adaptive:policy=cost`: it plans with every stage, and predicts all of them, in Python.
+# With one layer `row_local` is done before the queue's list is written. Its cut is worse, but even 80 layers do no more than pay for that list: there the two are level. `stream_k` has cuts as good as the queue's, and no list, so it is the cheapest throughout. The dearest plan is that of `adaptive:policy=cost`: it plans with every stage, and predicts all of them, in Python.
 #
-# **Predict.** On 132 SMs the cut gains a few per cent, as lesson 03 has shown. After how many layers is the queue ahead there?
+# **Predict.** On 132 SMs the cut gains a few per cent, as lesson 03 has shown. After how many layers is the queue ahead of `row_local` there?
 
 # %%
 viz.draw_recorded("layers", n_sms=132)
 
 # %% [markdown]
-# Not even after 80. On this card a stage that is planned on the GPU is the better choice, although the queue's kernels are the faster ones.
+# Not even after 80; FlashInfer's tensor-core kernel it passes between 8 and 32. On this card a stage that is planned on the GPU is the better choice, although the queue's kernels are the faster ones.
 #
 # ## Judge on what was not used
 #
@@ -584,9 +584,9 @@ viz.draw_recorded("regret", n_sms=28)
 viz.draw_recorded("regret", n_sms=132)
 
 # %% [markdown]
-# With 8 rows the gates take the queue, and are right. With 4 rows they hand over to FlashInfer, on either machine, and with one row they do so below 16,384 tokens. For the paper's kernels that was right, by its own account. For pkv's it is wrong.
+# With 8 rows the gates take the queue. On 132 SMs that is right; on 28 SMs `stream_k`, which the paper does not have, is some per cent faster. With 4 rows they hand over to FlashInfer, on either machine, and with one row they do so below 16,384 tokens. For the paper's kernels that was right, by its own account. For pkv's it is wrong.
 #
-# The choice by cost is nearly always right here. But so is *always the queue*, which needs no costs, and whose choosing takes no milliseconds. A policy is worth its trouble where no stage is good everywhere. On the simulated RTX 3060 none was; on this card, with these traces and kernels, one is. And what a list costs the host, no policy here asks. You have seen above that it can decide.
+# The choice by cost is good here. On 28 SMs it has the least regret over all numbers of rows; yet the queue is as good with one row, and `stream_k` with more. On 132 SMs it has more than *always the queue*: with one row it takes `stream_k`, whose programs must find their runs first. And *always the queue* or *always stream_k* lose some three per cent at most in the mean, with any number of rows; they need no costs, and choosing takes no milliseconds. A policy is worth its trouble where no stage is good everywhere. On the simulated RTX 3060 none was; on this card, with these traces and kernels, two are. And what a list costs the host, no policy here asks. You have seen above that it can decide.
 #
 # ## What else to ask the paper
 #
@@ -773,9 +773,9 @@ widgets.explore_policy(rows=8, longest=16384, raggedness="ragged", policy="cost"
 #
 # ## Measure it
 #
-# At last all engines of the records, on all 75 loads of the paper's traces: pkv's stages, what FlashInfer offers, the Triton kernels of vLLM and SGLang, and PyTorch's attention on pages that are first copied together. Each is held against the *best* of FlashInfer's five engines on that load, by GPU time. That is a harder rival than the paper's. One of the five, `batch-attention`, is FlashInfer's newer scheduler, which deals equal work to programs that stay. (`fa2-cuda-core` is what FlashInfer does by default, `xqa` is TensorRT-LLM's kernel.)
+# At last all engines of the records, on all 75 loads of the paper's traces: pkv's stages, what FlashInfer offers, the Triton kernels of vLLM and SGLang, and PyTorch's attention on pages that are first copied together. Each is held against the *best* of FlashInfer's four engines on that load, by GPU time. That is a harder rival than the paper's. One of the four, `batch-attention`, is FlashInfer's newer scheduler, which deals equal work to programs that stay. (`fa2-cuda-core` is what FlashInfer does by default, `xqa` is TensorRT-LLM's kernel.)
 #
-# **Predict.** On 28 SMs, which of the five is mostly the best? Is one of our stages faster on every load?
+# **Predict.** On 28 SMs, which of the four is the best in the mean? Is one of our stages faster on every load?
 
 # %%
 viz.draw_recorded("ratios", n_sms=28)
@@ -787,7 +787,7 @@ viz.draw_recorded("ratios", n_sms=28)
 viz.draw_recorded("ratios", n_sms=132)
 
 # %% [markdown]
-# On few SMs the newer scheduler is FlashInfer's best, and the paper's rival is far behind on some loads. On many SMs it is the other way round, and the best ones lie within some per cent of each other: there the memory decides. Losses are here as well as wins. `split_kv` falls far behind FlashInfer on ragged loads and few SMs, the buckets on many SMs. And `adaptive`, which follows the paper's gates, pays for every hand-over. (`adaptive:policy=cost` ran with earlier costs than those that pkv ships.)
+# On few SMs the newer scheduler is FlashInfer's best in the mean, and on most loads with 4 or 8 rows; the paper's rival is far behind on some of those, and ahead on all with one row. On many SMs the paper's rival is the best on nearly all loads, and six engines lie within about a tenth of each other in the mean: there the memory decides. Losses are here as well as wins. `split_kv` falls far behind FlashInfer on ragged loads and few SMs, the buckets on many SMs. And `adaptive`, which follows the paper's gates, pays for every hand-over. (`adaptive:policy=cost` ran with earlier costs than those that pkv ships.)
 #
 # If you have a GPU, this cell times one, four and eight rows of this lesson on it.
 

@@ -322,7 +322,7 @@ halves = [
 print("equal in every bit:", torch.equal(torch.cat(halves, dim=1), whole))
 
 # %% [markdown]
-# The columns of a state have nothing to do with each other, and their weights come from lse alone. In the picture above, *slice 1 of 9* says which part a cut takes.
+# The columns of a state have nothing to do with each other, and their weights come from lse alone. In the picture of the ragged batch, *slice 1 of 9* says which part a cut takes.
 #
 # **Predict.** One row of 65,536 tokens on an H200: how many programs merge it in the queue, where each query head has one? How many in `stream_k`?
 
@@ -512,7 +512,7 @@ viz.draw_recorded("gains", n_sms=132)
 # %% [markdown]
 # The last column is part of the answer. A stage that is planned on the host has its kernels' time *and* that, once for all layers of a step.
 #
-# Where does it not win? We ask the records: the paper's traces, on 28 SMs six loads that differ more from each other, and on 132 SMs the `full` grid, of 1 to 256 rows and up to 131,072 tokens. At most three of the loads that it loses are named: in `uniform(8,16k)` 8 rows have up to 16,384 tokens, in `one_long(64,64k)` one row of 65,536 tokens has 63 of 512 beside it. Noise is respected: a load counts only if the times differ by more than two measurements of one engine do.
+# Where does it not win? We ask the records: the paper's traces, on 28 SMs six loads that differ more from each other, and on 132 SMs the `full` grid, of 1 to 256 rows and up to 131,072 tokens. At most three of the loads that it loses are named: in `equal(2,4k)` 2 rows have 4,096 tokens each, in `zipf(64,4k)` 64 rows have 4,096, a half of that, a third, and so on. Noise is respected: a load counts only if the times differ by more than two measurements of one engine do.
 
 # %%
 from pkv.viz.ladder import counts_of
@@ -532,7 +532,7 @@ for n_sms, grid in ((28, "paper"), (28, "smoke"), (132, "paper"), (132, "full"))
             print(f"{words}{counts_of(list(known.values()))}", *named, sep="; ")
 
 # %% [markdown]
-# These are times of the GPU for one layer. Planning comes on top for whoever plans on the host, and is zero for `stream_k`.
+# These are times of the GPU for one layer. Planning comes on top for whoever plans on the host. `stream_k` has none: the few microseconds that its records hold, a plain read's hold too.
 #
 # ### Four rows, again
 #

@@ -46,8 +46,8 @@ OWN = {
     "stream_k": s5_stream_k,
 }
 CANDIDATES: dict[str, Any] = {**OWN, "flashinfer": x_flashinfer}
-# Of stages alike, the queue was measured the fastest (finding runs in the kernel costs stream_k 1 to 2 us, up to 6% on
-# one row), buckets and split_kv the slowest. Adaptive plans on the host anyway, so a plan counts against none.
+# Of stages alike, the queue was measured the fastest: stream_k, which finds its runs, takes up to 2.3 us (6%) more for
+# one row on 28 SMs, buckets and split_kv more for many. Adaptive plans on the host: a plan counts against none.
 PREFERRED = ("workqueue", "stream_k", "row_local", "length_buckets", "split_kv", "flashinfer")
 ALIKE = 1.01  # less than the median error of predictions there
 

@@ -111,7 +111,7 @@ def growth_claim(
     found = [size for _, size in sizes.get(short, ())] if short == OWN else []
     if not found:
         return f"{head}, and {least} for {short}"
-    grown = max(found) / found[0]
+    grown = found[-1] / found[0]  # between, torch may hand out a larger block that it has
     memory = "does not grow" if grown < FLAT else f"grows {times_in_words(grown)}"
     return f"{head}, and {least} for {short}, whose memory {memory}"
 
