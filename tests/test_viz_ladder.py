@@ -23,6 +23,7 @@ from pkv.viz.figures import FIGURES, Missing
 from pkv.viz.ladder import LADDER, Gain, claim, counts_of, draw_gains
 from pkv.viz.ladderfigures import by_kind, gain_of
 from pkv.viz.machinespage import LOADS, page_of
+from pkv.viz.resultscurves import growth_claim
 from pkv.viz.svg import SMALL
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,6 +162,13 @@ def test_growth_says_what_stream_k_needs(tmp_path):
     picture = FIGURES["growth"](dataclasses.replace(records, timings=tuple(flat)))
     assert "for stream_k, whose memory does not grow. " in picture.alt
     assert "plan and one layer, from idle to idle, us" in picture.svg
+
+
+def test_growth_is_from_one_row_to_the_most():
+    plans = {"stream_k": [(1.0, 1.0), (4.0, 1.0), (1024.0, 1.0)], "workqueue": [(1.0, 300.0), (1024.0, 700.0)]}
+    for middle, last, said in ((5e6, 4e6, "does not grow"), (4e6, 8e6, "grows 2.00×")):
+        sizes = {"stream_k": [(1.0, 4e6), (4.0, middle), (1024.0, last)]}
+        assert growth_claim(plans, sizes).endswith(f"for stream_k, whose memory {said}")
 
 
 # --- the page of four machines ---
