@@ -187,7 +187,7 @@ def decode(
     the GPU once per call. parts: somebody else's tile loop, merge or schedule in the place of ours (see pkv.Parts);
     stage None is then the best stage that takes them. Returns out, or (out, lse) with return_lse.
     """
-    kind = None if check or parts or options else kind_of(q, cache, stage, scale, out)
+    kind = None if check or options or parts is not None else kind_of(q, cache, stage, scale, out)
     if (again := decode_again(kind, q, cache, out)) is not None:
         return again if return_lse else again[0]
     check_arrays(q, cache, out)

@@ -43,18 +43,16 @@ def kind_of(
     ):
         return None
     of_tensors = []
-    for tensor in (q,) if out is None else (q, out):
-        if (
-            type(tensor) is not torch.Tensor
-            or tensor.device.type != GPU
-            or tensor.layout != torch.strided
-            or tensor.is_neg()
-        ):
-            return None
-        alignment = tensor.data_ptr() % COPY_BYTES
-        of_tensors.append((tensor.shape, tensor.stride(), tensor.dtype, tensor.device, alignment, tensor.requires_grad))
-    # A cache always has the same tensors, but torch can give a tensor other memory.
-    places = tuple([tensor.data_ptr() for tensor in tensors_of(cache)])
+    try:
+        for x in (q,) if out is None else (q, out):
+            if type(x) is not torch.Tensor or x.device.type != GPU or x.layout != torch.strided or x.is_neg():
+                return None
+            alignment = x.data_ptr() % COPY_BYTES
+            of_tensors.append((x.shape, x.stride(), x.dtype, x.device, alignment, x.requires_grad))
+        # A cache always has the same tensors, but torch can give a tensor other memory.
+        places = tuple([tensor.data_ptr() for tensor in tensors_of(cache)])
+    except RuntimeError:  # inside torch.func.grad, say, tensors have no address, and the reference needs none
+        return None
     return stage, scale, gpu_of(q.device), places, *of_tensors
 
 
@@ -71,11 +69,15 @@ def remember(
     if INTERPRETED or not (plan.dynamic and plan.has_tokens and hasattr(stage, "launcher")):
         return
     ready = cache.__dict__.setdefault("_ready", {})
-    if len(ready) >= MOST_KINDS:  # strides that differ at every step
+    if kind in ready:  # it went the long way all the same: `out` lies over q, say
+        return
+    args = stage.arguments(q, cache, plan, scale, out, lse).without_tensors()
+    moved = any(known.args.cache is not args.cache for known in list(ready.values()))  # the old memory is let go
+    if moved or len(ready) >= MOST_KINDS:  # or strides differ at every step
         ready.clear()
     ready[kind] = Ready(
         stage.launcher(plan, cache.capacity),
-        stage.arguments(q, cache, plan, scale, out, lse).without_tensors(),
+        args,
         span(q),
         span(out),
         tuple(addresses(tensor) for tensor in tensors_of(cache)),
@@ -96,7 +98,7 @@ def decode_again(
     if ready is None or q.device.index != torch.cuda.current_device():
         return None
     if out is None:
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     else:
         begin, of_q = out.data_ptr(), q.data_ptr()
         mine = begin, begin + ready.out_bytes

@@ -6,8 +6,10 @@ Without a GPU, kernels that only remember stand for those on one, and the CPU's 
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ from cases import DEVICE, DTYPES, Case, batch
 from test_launch_keys import CHANGES, kernels
 
 import pkv
-from pkv import launching, ready
+from pkv import decoding, launching, ready
 from pkv.ready import decode_again, kind_of, remember
 from pkv.stages import s2_row_local, s5_stream_k
 
@@ -180,6 +182,44 @@ def test_a_kind_that_is_not_known_goes_the_long_way(as_on_a_gpu):
     assert decode_again(kind_of(q, batch(CASE)[1], None, None, None), q, cache, None) is None
 
 
+def test_a_kind_that_goes_the_long_way_again_is_not_found_out_again(as_on_a_gpu, monkeypatch):
+    """As each step of a loop does whose `out` is q itself."""
+    q, cache = batch(CASE)
+    kind = first_call(q, cache, q)
+    kept = cache.__dict__["_ready"][kind]
+    assert decode_again(kind, q, cache, q) is None
+    first_call(q, cache, q)
+    assert cache.__dict__["_ready"][kind] is kept
+
+
+@pytest.mark.parametrize("of", ["q", "k_pages"])
+def test_tensors_without_an_address_have_no_kind(as_on_a_gpu, of):
+    """torch.func's wrappers are of type torch.Tensor. No kernel takes them, but the reference does."""
+    q, cache = batch(CASE)
+    kinds = []
+
+    def inside(x):
+        table, lengths = cache.block_table, cache.lengths
+        kinds.append(
+            kind_of(x, cache, "reference", None, None) if of == "q"
+            else kind_of(q, pkv.PagedKVCache(x, cache.v_pages, table, lengths), "reference", None, None)
+        )  # fmt: skip
+        return x.float().sum()
+
+    torch.func.grad(inside)(q if of == "q" else cache.k_pages)
+    assert kinds == [None]
+
+
+@pytest.mark.parametrize("parts", [{}, (), 0, False, ""])
+def test_parts_that_are_none_are_refused_whether_the_kind_is_known_or_not(as_on_a_gpu, parts, monkeypatch):
+    q, cache = batch(CASE)
+    known = torch.empty_like(q), torch.empty(q.shape[:2])
+    monkeypatch.setattr(decoding, "decode_again", lambda kind, *args: None if kind is None else known)
+    assert pkv.decode(q, cache) is known[0]
+    with pytest.raises(TypeError, match=r"parts must be a pkv\.Parts"):
+        pkv.decode(q, cache, parts=parts)
+
+
 # --- what is kept ---
 
 
@@ -202,6 +242,23 @@ def test_kinds_are_bounded(as_on_a_gpu):
         wide = torch.zeros(*q.shape[:2], q.shape[2] + 8 * extra, dtype=q.dtype, device=q.device)[..., : q.shape[2]]
         first_call(wide, cache)
     assert 0 < len(cache.__dict__["_ready"]) <= ready.MOST_KINDS
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_memory_that_a_cache_left_is_held_no_longer(as_on_a_gpu, layout):
+    q, full = batch(CASE)
+    pages = [x if layout == "NHD" else x.transpose(1, 2).contiguous() for x in (full.k_pages, full.v_pages)]
+    cache = pkv.PagedKVCache(*(x.clone() for x in pages), full.block_table, full.lengths, layout)
+    storage = cache.k_pages.untyped_storage()
+    old = weakref.ref(storage)
+    del storage
+    first_call(q, cache)
+    assert old() is not None
+    cache.k_pages.set_(cache.k_pages.clone())
+    kind = first_call(q, cache)
+    assert list(cache.__dict__["_ready"]) == [kind]
+    gc.collect()
+    assert old() is None
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))])
