@@ -44,9 +44,14 @@ def test_a_goal_of_no_load_is_not_met():
 
 
 def test_loads_without_a_value_or_too_small_do_not_count():
-    results = {"a": of_load(gb=0.3), "b": of_load(gb=0.1), "c": {}, "d": of_load(gb=0.3)}
+    """They are no part of what is reached, but it is said how many there are of those without a value."""
+    no_time_of_ours = {name: made for name, made in of_load(xqa=(5.0, 5.0)).items() if name != ENGINE}
+    results = {"a": of_load(gb=0.3), "b": of_load(gb=0.1), "c": {}, "d": of_load(gb=0.3), "e": no_time_of_ours}
     found = values_of(results, lambda of: None if of is results["d"] else 2.0, from_bytes=0.2e9)
-    assert found == {"a": 2.0}
+    assert found == {"a": 2.0, "d": None, "e": None}
+    for goal in (Goal("w", "x", 1.0, found), Goal("w", "x", 1.0, found, of_mean=True)):
+        assert (goal.is_met, goal.reached, goal.n_unknown) == (True, 2.0, 2)
+    assert math.isnan(Goal("w", "x", 1.0, {"a": None}).reached)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +70,9 @@ def test_wall_times_are_compared_with_the_fastest_by_wall():
     assert over_in_wall(of, ("xqa",)) is None
     doubtful = of | {"xqa": result("xqa", 1.0, 10.0, flags=("doubtful",))}
     assert over_in_wall(doubtful, ("xqa",)) is None
+    assert over_in_wall(of | {"xqa": result("xqa", 1.0, 0.0)}, ("xqa",)) is None, "no time was seen"
+    our_own = of | {ENGINE: result(ENGINE, 1.0, 10.0, flags=("doubtful",))}
+    assert over_in_wall(our_own, ("fa2-tensor-core",)) is None
 
 
 def test_each_goal_is_of_the_grid_that_it_names():
@@ -97,3 +105,26 @@ def test_the_page_names_what_is_missed():
     assert "load 0 0.500; load 1 0.510;" in " ".join(page.split())
     assert "and 3 others" in " ".join(page.split())
     assert "fine" not in page.partition("## Not met")[2]
+
+
+def test_the_page_says_why_whatever_is_missed():
+    """A mean that is too low, no load at all, a load that is missed by less than a digit, loads without a value."""
+    runs = [*shipped_records().runs.values()][:1]
+    missed = [
+        Goal("here", "in the mean", 1.1, {"a": 1.0996}, of_mean=True), Goal("here", "of none", 1.0, {}),
+        Goal("here", "by little", 0.9, {"a": 0.8999, "b": 1.0, "c": None}),
+    ]  # fmt: skip
+    page = goalspage.page_of(missed, runs)
+    assert "(at least 1.10): the mean is 1.099." in page
+    assert "(at least 1.00): no load is known." in page
+    assert "(at least 0.90): a 0.899." in page
+    assert "| here | by little | 0.90 | 0.899 | 1 of 2, 1 unknown | **no** |" in page
+    assert "| here | of none | 1.00 | none | 0 of 0 | **no** |" in page
+
+
+def test_a_grid_where_ours_is_missing_on_a_load_is_judged_all_the_same():
+    of = of_load(our_wall=100.0, gb=1.5, stream=(99.0, 0), xqa=(300.0, 900.0), vllm=(300.0, 900.0))
+    grid = {"equal(1,4k)": of, "equal(2,4k)": {name: made for name, made in of.items() if name != ENGINE}}
+    short = [goal for goal in goals(grid, grid, grid) if "below 200 us, over xqa" in goal.what]
+    assert [(goal.reached, goal.n_unknown) for goal in short] == [(9.0, 0)]
+    assert all(goal.n_unknown for goal in goals(grid, grid, grid) if goal.known and "200 us" not in goal.what)

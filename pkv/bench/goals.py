@@ -9,6 +9,11 @@ Over two loads stream_k is 1.3 x and 0.9 x a rival. A goal of 1.0 on every load 
 >>> mean = Goal("here", "rival", 1.05, {"a": 1.3, "b": 0.9}, of_mean=True)
 >>> mean.is_met, round(mean.reached, 2), mean.misses
 (True, 1.08, {})
+
+A load without a value, where an engine refuses it or a time is doubtful, counts for nothing, and is counted.
+
+>>> Goal("here", "rival", 1.0, {"a": 1.3, "b": None}).n_unknown
+1
 """
 
 import math
@@ -36,20 +41,34 @@ Value = Callable[[Mapping[str, Result]], float | None]
 
 @dataclass(frozen=True)
 class Goal:
-    """At least `least`, on every load or in the mean. where: which records. what: in words. values: of each load."""
+    """At least `least`, on every load or in the mean.
+
+    where: which records. what: in words. values: of each load that the goal is about; None where it is not known.
+    """
 
     where: str
     what: str
     least: float
-    values: Mapping[str, float]
+    values: Mapping[str, float | None]
     of_mean: bool = False
+
+    @property
+    def known(self) -> dict[str, float]:
+        """The values that are known."""
+        return {load: value for load, value in self.values.items() if value is not None}
+
+    @property
+    def n_unknown(self) -> int:
+        """Loads without a value."""
+        return len(self.values) - len(self.known)
 
     @property
     def reached(self) -> float:
         """The mean, or the value of the worst load."""
-        if not self.values:
+        values = self.known.values()
+        if not values:
             return math.nan
-        return statistics.geometric_mean(self.values.values()) if self.of_mean else min(self.values.values())
+        return statistics.geometric_mean(values) if self.of_mean else min(values)
 
     @property
     def is_met(self) -> bool:
@@ -59,7 +78,7 @@ class Goal:
     @property
     def misses(self) -> dict[str, float]:
         """The loads that are below, the worst first; a goal in the mean names none."""
-        below = {} if self.of_mean else {load: value for load, value in self.values.items() if value < self.least}
+        below = {} if self.of_mean else {load: value for load, value in self.known.items() if value < self.least}
         return dict(sorted(below.items(), key=lambda entry: entry[1]))
 
 
@@ -109,7 +128,7 @@ def peers_and_steps(full: Results, paper: Results, few_sms: Results) -> Iterator
         ((UNPLANNED,), "xqa, which FlashInfer does not plan"),
     ):
         wall = values_of(full, lambda of, rivals=rivals: over_in_wall(of, rivals))  # type: ignore[misc]
-        short = {load: value for load, value in wall.items() if full[load][ENGINE].gpu_us < SHORT_US}
+        short = {load: value for load, value in wall.items() if is_short(full[load])}
         yield Goal(where, f"one eager layer, plan and wait included, GPU time below 200 us, over {words}", 2.0, short)
         yield Goal(where, f"the same, every load, over {words}", 1.0, wall)
     layers = values_of(full, lambda of: over_flashinfer(of, ENGINE, 32))
@@ -118,12 +137,15 @@ def peers_and_steps(full: Results, paper: Results, few_sms: Results) -> Iterator
     )
 
 
-def values_of(results: Results, value: Value, from_bytes: float = 0.0) -> dict[str, float]:
-    """The value of each load of at least so many bytes, where it is known."""
-    found = {
-        load: value(of) for load, of in results.items() if ENGINE in of and of[ENGINE].kv_bytes >= from_bytes
-    }  # fmt: skip
-    return {load: known for load, known in found.items() if known is not None}
+def is_short(of_load: Mapping[str, Result]) -> bool:
+    """A load on which our GPU time is below SHORT_US, as far as it is known."""
+    return ENGINE in of_load and of_load[ENGINE].gpu_us < SHORT_US
+
+
+def values_of(results: Results, value: Value, from_bytes: float = 0.0) -> dict[str, float | None]:
+    """The value of each load of at least so many bytes; None where it is not known."""
+    sizes = {load: max((made.kv_bytes for made in of.values()), default=-1.0) for load, of in results.items()}
+    return {load: value(of) if ENGINE in of else None for load, of in results.items() if sizes[load] >= from_bytes}
 
 
 def over_peers(of_load: Mapping[str, Result]) -> float | None:
@@ -134,6 +156,6 @@ def over_peers(of_load: Mapping[str, Result]) -> float | None:
 
 def over_in_wall(of_load: Mapping[str, Result], rivals: tuple[str, ...]) -> float | None:
     """The least of the rivals' times from idle to idle over ours."""
-    times = [of_load[rival].wall_us for rival in rivals if rival in of_load and not of_load[rival].flags]
-    mine = of_load[ENGINE].wall_us
-    return min(times) / mine if times and mine else None
+    sound = {name: made.wall_us for name, made in of_load.items() if made.wall_us and not made.flags}
+    times = [sound[rival] for rival in rivals if rival in sound]
+    return min(times) / sound[ENGINE] if times and ENGINE in sound else None

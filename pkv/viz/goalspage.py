@@ -5,7 +5,9 @@
 Goals were set before the kernels were written. Each is judged by records alone, and one that is missed names its loads.
 """
 
+import math
 from collections.abc import Sequence
+from decimal import ROUND_FLOOR, Decimal
 
 from pkv.bench.goals import ENGINE, Goal
 from pkv.bench.records import Run
@@ -26,9 +28,10 @@ def page_of(goals: Sequence[Goal], runs: Sequence[Run]) -> str:
         f"<!-- Written by `{COMMAND}` from pkv's records; whoever edits this file edits in vain. -->",
         prose(
             f"What `{ENGINE}`, the stage that `decode()` takes, was meant to reach before it was written, and what it "
-            f"reaches: {n_met} of {count_of(len(goals), 'goal')} met. A ratio is the other's time over ours, from one "
-            "run on one machine, with both sides charged alike: above 1 we are faster. *Reached* is the worst load's, "
-            f"or the geometric mean where the goal says so. [records.md](records.md) says how times are taken; "
+            f"reaches: {n_met} of {count_of(len(goals), 'goal')} met. A ratio is the other's time over ours, on one "
+            "machine, with both sides charged alike: above 1 we are faster. *Reached* is the worst load's, or the "
+            "geometric mean where the goal says so; a load is unknown where an engine refuses it, or a time is "
+            f"doubtful. [records.md](records.md) says how times are taken; "
             f"`{COMMAND}` writes this page."
         ),
         prose(f"Records: {'; '.join(sorted({words_of(run) for run in runs}))}."),
@@ -48,16 +51,32 @@ def table(goals: Sequence[Goal]) -> str:
     """A line for each goal."""
     lines = ["| where | goal | at least | reached | loads | met |", "|---|---|---|---|---|---|"]
     for goal in goals:
-        n_loads = len(goal.values)
+        n_loads = len(goal.known)
         loads = f"{n_loads}" if goal.of_mean else f"{n_loads - len(goal.misses)} of {n_loads}"
+        loads += f", {goal.n_unknown} unknown" if goal.n_unknown else ""
         met = "yes" if goal.is_met else "**no**"
-        lines.append(f"| {goal.where} | {goal.what} | {goal.least:.2f} | {goal.reached:.3f} | {loads} | {met} |")
+        lines.append(f"| {goal.where} | {goal.what} | {goal.least:.2f} | {digits(goal.reached)} | {loads} | {met} |")
     return "\n".join(lines)
 
 
 def misses_of(goal: Goal) -> str:
     """A missed goal, and its worst loads."""
-    named = [f"{load} {value:.3f}" for load, value in list(goal.misses.items())[:MOST_NAMED]]
+    named = [f"{load} {digits(value)}" for load, value in list(goal.misses.items())[:MOST_NAMED]]
     left = len(goal.misses) - len(named)
     more = f"; and {count_of(left, 'other')}" if left > 0 else ""
+    if not goal.known:
+        named = ["no load is known"]
+    elif goal.of_mean:
+        named = [f"the mean is {digits(goal.reached)}"]
     return f"**{goal.where}, {goal.what}** (at least {goal.least:.2f}): {'; '.join(named)}{more}."
+
+
+def digits(value: float) -> str:
+    """Three digits, cut and not rounded: what misses a goal shall not look as if it met it.
+
+    >>> digits(0.8999), digits(1.13), digits(float("nan"))
+    ('0.899', '1.130', 'none')
+    """
+    if math.isnan(value):
+        return "none"
+    return str(Decimal(repr(value)).quantize(Decimal("0.001"), ROUND_FLOOR))
