@@ -13,12 +13,11 @@ import sys
 
 import pytest
 import torch
-from cases import CASES, DTYPES, Case, batch, known
+from cases import CASES, DEVICE, DTYPES, Case, batch, known
 
 import pkv
+from pkv._triton import INTERPRETED
 from tests.conftest import ROOT
-
-pytestmark = pytest.mark.gpu
 
 OWN = [stage for stage in pkv.STAGES if stage not in ("reference", "adaptive", "flashinfer")]
 BATCHES = [case for case in CASES if case.name != "one-long-63-short"] + [
@@ -28,7 +27,12 @@ BATCHES = [case for case in CASES if case.name != "one-long-63-short"] + [
 
 
 def watched(stages: list[str]) -> int:
-    """Decode every batch in every dtype with these stages; how many results were right."""
+    """Decode every batch in every dtype with these stages; how many results were right.
+
+    AssertionError where there is nothing to watch: the tools find no fault in kernels that a CPU interprets.
+    """
+    assert DEVICE.type == "cuda", "torch finds no GPU under the tool"
+    assert not INTERPRETED, "kernels are interpreted"
     n_right = 0
     for stage in stages:
         for case in BATCHES:
@@ -41,6 +45,14 @@ def watched(stages: list[str]) -> int:
     return n_right
 
 
+def test_a_run_that_watches_nothing_fails(monkeypatch):
+    """Interpreted kernels, as where the driver does not start under the tool, are right and have no hazards."""
+    monkeypatch.setattr(sys.modules[__name__], "INTERPRETED", True)
+    with pytest.raises(AssertionError, match=r"no GPU under the tool|interpreted"):
+        watched([])
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 @pytest.mark.parametrize("stage", OWN)
 def test_nothing_is_found(stage, tool):
