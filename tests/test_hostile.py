@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 import textwrap
 import time
@@ -12,10 +13,11 @@ import pytest
 import torch
 
 from pkv.course import replies
-from pkv.course.answering import Answer, Stop
+from pkv.course.answering import Answer, Question, Stop
 from pkv.course.checking import as_text, report_apart
+from pkv.course.children import ask_child
 from pkv.course.comparing import difference, plain
-from pkv.course.forks import ask_apart, server
+from pkv.course.forks import ask_apart, close_server, server
 from pkv.course.judging import OWN_WORK, judge
 from pkv.course.packing import HEAD, packed, unpacked
 from pkv.course.sending import GRADERS
@@ -93,6 +95,15 @@ FAILS = {
     "sys_exit": ("import sys\nsys.exit(0)", "", "raises SystemExit"),
     "sys_exit_at_import": (None, "raise SystemExit(0)", "does not import: SystemExit"),
     "interrupts": ("raise KeyboardInterrupt", "", "raises KeyboardInterrupt"),
+    "raises_what_has_no_text": (
+        "class Odd(Exception):\n    def __str__(self): raise self\nraise Odd", "", "raises Odd"),
+    "ends_by_a_signal_without_a_name": ("import signal\nsignal.raise_signal(40)", "", "(killed by signal 40)"),
+    "a_number_of_many_digits": ("return 10**5000", "", "an answer cannot be sent: ValueError"),
+    "a_large_number": ("return 10**400", "", "got an int of 1329 bits"),
+    "a_nested_tensor": (
+        "import torch\nreturn torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])", "", "cannot be sent"),
+    "keys_that_cannot_be_printed": ("return {'\\ud800\\x1b': 1}", "", "got {  : 1}"),
+    "a_long_text": ("return 'x' * 10**6", "", "xxx..."),
     "raises_nothing_known": ("raise type('Odd', (BaseException,), {})('x')", "", "raises Odd: x"),
     "nan": ("return float('nan')", "", "got nan"),
     "none": ("length // page_size", "", "returns None"),
@@ -143,6 +154,8 @@ def test_what_is_no_answer_fails_and_is_said(name, tmp_path):
         assert report.text.startswith(f"{FIRST}, line ")
     else:
         assert words in as_text(report), as_text(report)
+    assert as_text(report).replace("\n", "").isprintable()
+    assert len(as_text(report)) < 5000
     assert [*Path(OTHERS).iterdir()] == [kept]
 
 
@@ -218,7 +231,6 @@ UNUSUAL = {
     "a_list_for_a_tensor": ("ex00_3", TOKENS + "return [token.tolist() for token in tokens] or pages[0, :0]"),
     "a_tuple_of_tensors": ("ex00_3", TOKENS + "return tuple(tokens) or pages[0, :0]"),
     "numpy": ("ex00_3", GATHERED + "return x.numpy()"),
-    "float64": ("ex00_3", GATHERED + "return x.double()"),
     "a_view_with_strides": ("ex00_3", GATHERED + "return x.transpose(0, 2).contiguous().transpose(0, 2)"),
     "a_parameter": ("ex00_3", GATHERED + "return torch.nn.Parameter(x)"),
     "a_list_for_a_pair": ("ex00_4", "k = k.repeat_interleave(q.shape[0] // k.shape[1], 1)\n"
@@ -369,6 +381,45 @@ def test_what_an_answer_says_of_itself_is_one_short_line():
     assert stop.text.isprintable()
 
 
+def asked(function, seconds=5.0):
+    """The answers of a function that is asked in a fork of this process, as in a notebook."""
+    return ask_child(Question.of(find_task("ex00_1")), lambda: function, [(3, 4), (5, 4)], "", seconds)
+
+
+def right(length, page_size):
+    return -(-length // page_size)
+
+
+def test_a_fork_of_an_answer_answers_nothing():
+    """Else each question would have two answers, and the second one's would count for the next question."""
+
+    def forks(length, page_size):
+        if length == 5:
+            time.sleep(0.5)
+        elif os.fork() == 0:
+            time.sleep(0.1)
+        return right(length, page_size)
+
+    assert [answer.value for answer in asked(forks)] == [1, 2]
+
+
+@pytest.mark.parametrize("ask", ["in a fork", "apart"])
+def test_answers_come_where_children_are_not_waited_for(ask, tmp_path):
+    """As in a process that was started with SIGCHLD ignored."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    close_server()
+    try:
+        if ask == "in a fork":
+            assert [answer.value for answer in asked(right)] == [1, 2]
+            assert "ended before it answered" in asked(lambda length, page_size: os._exit(3))[0].text
+        else:
+            report = graded(tmp_path, "import os\nos._exit(3)")
+            assert "ended before it answered (exit code 3)" in as_text(report)
+    finally:
+        close_server()
+        signal.signal(signal.SIGCHLD, before)
+
+
 TWO = Task(
     id="ex00_1", title="twice", function="twice", lines=1, arguments=lambda spec: (spec["n"],), right=lambda n: 2 * n,
     properties=(Property("small", lambda rng: [{"n": 1}]), Property("large", lambda rng: [{"n": 50}, {"n": 60}])),
@@ -397,6 +448,8 @@ def test_more_answers_than_questions_count_for_nothing():
         (torch.tensor([-torch.inf]), torch.tensor([torch.inf]), 1e-4),
         (torch.tensor([2**60 + 1]), torch.tensor([2**60]), 0.0),
         (1.0, True, 1e-4),
+        (1.0, 10**400, 1e9),
+        (-1.0, -(10**400), 1e9),
         (True, 1, 0.0),
         (1.0, float("nan"), 1e9),
         ([1, 2], [1], 0.0),

@@ -173,14 +173,13 @@ def ask(question: Question, function: Any, arguments: tuple[Any, ...], printed: 
     """
     printed = printed or Printed()
     before = plain(list(arguments))
-    call = question.call or simply
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")  # an answer that divides by 0 and then masks is right, whoever asks
             for context in (torch.no_grad(), redirected(printed), NothingReadyMade(question.refused)):
                 stack.enter_context(context)
-            value = plain(call(function, *arguments))
+            value = plain((question.call or simply)(function, *arguments))
     except NotImplementedError as error:
         if str(error).startswith(f"{question.task}:"):
             return Stop(NOT_STARTED, str(error))
@@ -240,9 +239,10 @@ def said(error: BaseException, path: Path) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text."""
-    text = str(error).strip().splitlines()
-    return text[0][:200] if text else ""
+    """The first line of an exception's text; "" where it has none to give."""
+    with contextlib.suppress(Exception):  # its __str__ is the answer's own
+        return next(iter(str(error).strip().splitlines()), "")[:200]
+    return ""
 
 
 def line_of(error: BaseException, file: str) -> int | None:

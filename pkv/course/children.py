@@ -59,13 +59,24 @@ def work(question: Question, load: Load, arguments: Sequence[tuple[Any, ...]], p
 
 
 def end_of(child: int) -> int:
-    """The exit status of a process, which is killed if it does not end, with those that it started."""
+    """The exit status of a process, which is killed if it does not end, with those that it started.
+
+    0 where this process ignores SIGCHLD: then nobody learns it.
+    """
     end = time.monotonic() + PATIENCE
     done = status = 0
     while not done and time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status = waited(child, os.WNOHANG)
         time.sleep(0.002)
     for kill in (os.killpg,) if done else (os.killpg, os.kill):  # it may not have a group of its own yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
-    return status if done else os.waitpid(child, 0)[1]
+    return status if done else waited(child, 0)[1]
+
+
+def waited(child: int, options: int) -> tuple[int, int]:
+    """os.waitpid(); a process that is gone has ended with 0."""
+    try:
+        return os.waitpid(child, options)
+    except ChildProcessError:
+        return child, 0

@@ -6,6 +6,7 @@ equal to nothing (agree() takes it for equal to itself: two wrong answers may be
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from pkv.course.tasks import Raised
 
 MOST_SHOWN = 12  # numbers of a tensor that a message shows
+LONGEST, LARGEST = 400, 10**100  # letters of a value in a message; an int that is shown by its digits
 COMPARED = (
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -100,18 +102,26 @@ def difference(
         if not isinstance(got, dict):
             return f"{at}expected {brief(right)}, got {brief(got)}"
         if right.keys() != got.keys():
-            return f"{at}expected the keys {', '.join(right)}, got {', '.join(got)}"
+            return f"{at}expected the keys {named(right)}, got {named(got)}"
         for key in right:
             fault = difference(right[key], got[key], tolerance, (), f"{where}, {key}" if where else key, nan_is_equal)
             if fault:
                 return fault
         return None
     if isinstance(right, float) and isinstance(got, int | float) and not isinstance(got, bool):
-        same = right == got or abs(right - got) <= tolerance * max(abs(right), 1e-12)
-        same = same or (nan_is_equal and math.isnan(right) and math.isnan(got))
+        same = right == got or abs(right - float_of(got)) <= tolerance * max(abs(right), 1e-12)
+        same = same or (nan_is_equal and math.isnan(right) and math.isnan(float_of(got)))
         return None if same else f"{at}expected {brief(right)}, got {brief(got)}"
     same = right == got and isinstance(right, bool) == isinstance(got, bool)
     return None if same else f"{at}expected {brief(right)}, got {brief(got)}"
+
+
+def float_of(value: int | float) -> float:
+    """A number as a float; an int that is none is infinite."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value > 0 or -1)
 
 
 def is_short(right: list[Any]) -> bool:
@@ -187,18 +197,32 @@ def names_of(axes: tuple[str, ...], n: int) -> list[str]:
 
 
 def brief(value: Any) -> str:
-    """A value as a message shows it."""
+    """A value as a message shows it: in some hundred letters, all of which can be printed."""
+    text = whole(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def whole(value: Any) -> str:
+    """As brief(), whatever its length."""
     if isinstance(value, Raised):
         return f"{value.kind}: {value.text}" if value.text else value.kind
     if isinstance(value, torch.Tensor):
         if value.numel() <= MOST_SHOWN:
-            return brief(value.tolist())
+            return whole(value.tolist())
         return f"a tensor {list(value.shape)}"
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        shown = ", ".join(brief(item) for item in value[:MOST_SHOWN])
+        shown = ", ".join(whole(item) for item in value[:MOST_SHOWN])
         return f"[{shown}{', ...' if len(value) > MOST_SHOWN else ''}]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {brief(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{named([key])}: {whole(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, int) and abs(value) > LARGEST:  # Python makes no digits of more than some thousand
+        return f"an int of {value.bit_length()} bits"
     return repr(value)
+
+
+def named(keys: Iterable[str]) -> str:
+    """The keys of a dict in a row. They are the answer's own."""
+    names = ["".join(letter if letter.isprintable() else " " for letter in key[:LONGEST]) for key in keys]
+    return ", ".join(names[:MOST_SHOWN]) + (", ..." if len(names) > MOST_SHOWN else "")

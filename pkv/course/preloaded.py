@@ -24,7 +24,18 @@ from typing import Any, NoReturn
 import torch
 
 import pkv.course
-from pkv.course.answering import BROKEN, Answer, Question, Refused, Stop, ask, function_in, raised, redirected
+from pkv.course.answering import (
+    BROKEN,
+    Answer,
+    Question,
+    Refused,
+    Stop,
+    ask,
+    first_line,
+    function_in,
+    raised,
+    redirected,
+)
 from pkv.course.guarding import die_with_parent, guard, inherit_orphans, limit_memory
 from pkv.course.packing import TooLarge, packed
 from pkv.course.printed import Printed
@@ -53,6 +64,7 @@ def serve(number: int, base: str) -> None:
     control = socket.socket(fileno=number)
     forget_graders()
     inherit_orphans()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the judge ignores it, so would this, and learn no status
     torch.set_num_threads(1)  # a fork has lost the threads of its parent's pool
     try:
         answer_requests(control, base)
@@ -130,7 +142,11 @@ def alone(pipe: int) -> Write:
     os.closerange(pipe + 1, 1 << 12)
     limit_memory()
 
+    own = os.getpid()
+
     def write(value: Any) -> None:
+        if os.getpid() != own:  # a fork that the answer has made goes on here, too
+            os._exit(0)
         rest = memoryview(packed(value))
         while rest:
             rest = rest[os.write(pipe, rest) :]
@@ -161,6 +177,9 @@ def answer_all(
                 write(described(answer))
             except TooLarge as error:
                 answer = Stop(BROKEN, f"an answer is too large: {error}")
+                write(described(answer))
+            except (ValueError, TypeError, RuntimeError) as error:  # an int of 10,000 digits, a nested tensor
+                answer = Stop(BROKEN, f"an answer cannot be sent: {type(error).__name__}: {first_line(error)}")
                 write(described(answer))
             if isinstance(answer, Stop):
                 return

@@ -99,5 +99,8 @@ def how(status: int | None) -> str:
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         return f"exit code {code}"
-    name = signal.Signals(-code).name
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a real-time signal has none
+        name = f"signal {-code}"
     return f"killed by {name}: {WHY[name]}" if name in WHY else f"killed by {name}"
