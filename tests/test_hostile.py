@@ -103,6 +103,7 @@ FAILS = {
     "a_nested_tensor": (
         "import torch\nreturn torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])", "", "cannot be sent"),
     "keys_that_cannot_be_printed": ("return {'\\ud800\\x1b': 1}", "", "got {  : 1}"),
+    "lists_in_lists": ("x = []\nfor _ in range(400): x = [x]\nreturn x", "", "the answer cannot be read"),
     "a_long_text": ("return 'x' * 10**6", "", "xxx..."),
     "raises_nothing_known": ("raise type('Odd', (BaseException,), {})('x')", "", "raises Odd: x"),
     "nan": ("return float('nan')", "", "got nan"),
@@ -361,9 +362,10 @@ def test_answers_come_as_bytes_that_hold_no_code_and_no_more_memory_than_they_ar
     [
         b'{"dtype": "float32", "shape": [1000000000]}', b'{"dtype": "object", "shape": [1]}', b'{"dtype": "int8"}',
         b'{"dtype": "float32", "shape": [-1]}', b'{"dtype": "int8", "shape": [true, "x"]}', b"[" * 100_000, b"[",
-        b'{"dict": 3}', b"\xff", b"",
+        b'{"dict": 3}', b"\xff", b"", b'{"dtype": "float32", "shape": [0, 1000000000000000000000000000000]}',
+        b'{"dtype": "float32", "shape": [0, 4611686018427387904, 4611686018427387904]}', b"[" * 400 + b"]" * 400,
     ],
-    ids=range(10),
+    ids=range(13),
 )  # fmt: skip
 def test_bytes_that_are_no_answer_are_refused(text):
     with pytest.raises(ValueError):  # noqa: PT011 (of whatever kind)
@@ -373,6 +375,19 @@ def test_bytes_that_are_no_answer_are_refused(text):
 @pytest.mark.parametrize("value", [None, 3, [], {"stop": 3}, {"stop": [1, 2]}, {"raised": []}, {"value": 1}, {}])
 def test_whatever_comes_is_an_answer_or_a_stop(value):
     assert isinstance(replies.answer_in(value), Answer | Stop)
+
+
+ONES = torch.ones(2)  # neither true nor false
+
+
+@pytest.mark.parametrize(
+    "value", [ONES, {"loaded": ONES}, {"value": 1, "changed": ONES, "printed": ""}, {"stop": [ONES, ONES, ONES]}]
+)
+def test_an_answer_that_writes_its_replies_itself_cannot_end_its_judge(value):
+    parts = [packed(one) for one in ({"started": True}, value, value, value)]
+    for n in range(len(parts) + 1):
+        given = replies.answers_of(parts[:n], replies.ENDED, 0, 2, "file.py", 1.0)
+        assert any(isinstance(one, Stop) for one in given)
 
 
 def test_what_an_answer_says_of_itself_is_one_short_line():

@@ -18,6 +18,7 @@ from pkv.course.comparing import COMPARED
 
 HEAD = struct.Struct("<QQ")  # bytes of the whole, and of the JSON in it
 LARGEST = 1 << 26  # bytes of one answer
+DEEPEST = 20  # lists and dicts in one another: whoever judges goes through them by recursion
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in COMPARED}
 
 
@@ -41,7 +42,7 @@ def unpacked(data: bytes) -> Any:
     end = HEAD.size + length
     try:
         value, rest = _made(json.loads(data[HEAD.size : end]), memoryview(data)[end:])
-    except (LookupError, TypeError, RecursionError, AttributeError) as error:
+    except (LookupError, TypeError, RuntimeError, AttributeError, OverflowError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     if len(rest):
         raise ValueError("bytes left over")
@@ -62,12 +63,14 @@ def _described(value: Any, parts: list[bytes]) -> Any:
     return value
 
 
-def _made(described: Any, rest: memoryview) -> tuple[Any, memoryview]:
+def _made(described: Any, rest: memoryview, depth: int = 0) -> tuple[Any, memoryview]:
     """The value that was described, and the bytes that are left."""
+    if depth > DEEPEST:
+        raise ValueError(f"more than {DEEPEST} lists in one another")
     if isinstance(described, list):
         made = []
         for item in described:
-            value, rest = _made(item, rest)
+            value, rest = _made(item, rest, depth + 1)
             made.append(value)
         return made, rest
     if not isinstance(described, dict):
@@ -75,7 +78,7 @@ def _made(described: Any, rest: memoryview) -> tuple[Any, memoryview]:
     if "dict" in described:
         entries = {}
         for key, item in described["dict"]:
-            entries[str(key)], rest = _made(item, rest)
+            entries[str(key)], rest = _made(item, rest, depth + 1)
         return entries, rest
     dtype, shape = DTYPES[described["dtype"]], [int(n) for n in described["shape"]]
     n_bytes = math.prod(shape) * dtype.itemsize

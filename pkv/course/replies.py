@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Stop, too_late
-from pkv.course.packing import HEAD, LARGEST, unpacked
+from pkv.course.packing import HEAD, LARGEST, packed, unpacked
 from pkv.course.preloaded import LOADED
 from pkv.course.printed import SIZE
 from pkv.course.tasks import Raised
@@ -50,7 +50,7 @@ def answers_of(
 ) -> list[Answer | Stop]:
     """Answers out of what came, and a Stop where there are fewer than questions."""
     values = [opened(part) for part in parts]
-    is_loaded = values[1:2] == [LOADED]
+    is_loaded = len(parts) > 1 and parts[1] == packed(LOADED)
     found = [answer_in(value, is_loaded) for value in values[2 if is_loaded else 1 :]]
     found = found[: next((n for n, one in enumerate(found, 1) if isinstance(one, Stop)), n_answers)]
     if len(found) == n_answers or (found and isinstance(found[-1], Stop)):
@@ -83,7 +83,7 @@ def answer_in(value: Any, asked: bool = True) -> Answer | Stop:
             found = Raised(shown(kind), shown(text), line if isinstance(line, int) else None, shown(means))
             return Answer(found, printed=str(value["printed"])[-SIZE:])
         return Answer(value["value"], value["changed"] and shown(value["changed"]), str(value["printed"])[-SIZE:])
-    except (TypeError, ValueError, KeyError):
+    except (TypeError, ValueError, KeyError, RuntimeError):  # "x" in a tensor is a RuntimeError
         return Stop(BROKEN, "the answer cannot be read")
 
 
