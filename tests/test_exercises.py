@@ -22,6 +22,7 @@ from pkv.course.home import material, unsolved
 from pkv.course.judging import NOT_STARTED, judge
 from pkv.course.sending import received, sent
 from pkv.course.tasks import Mistake, Property, Raised, Task, all_tasks, file_of, find_task
+from pkv.course.telling import KEPT
 from pkv.tile import LOG2_E
 
 TASKS = all_tasks()
@@ -364,6 +365,25 @@ def test_the_mistake_that_explains_the_most_is_named_and_shown_where_no_other_is
     assert [line.diagnosis for line in report.lines[:3]] == ["squares", "squares", None]
     assert report.diagnosis == "squares"
     assert report.lines[0].text == "squares it; for n = 3: expected 27, got 9"
+
+
+@pytest.mark.parametrize("shrinks", [True, False])
+def test_what_an_answer_keeps_from_call_to_call_is_told_from_what_it_does_wrong(shrinks):
+    """As a list that is a default argument does; whoever is asked anew has a new one."""
+
+    def judged_anew(make):
+        return judge(POWERS, lambda specs: list(answers(POWERS, make(), specs)), 1, set(), shrinks=shrinks)
+
+    def summing(kept):
+        return lambda n: kept.append(n**3) or sum(kept)
+
+    report = judged_anew(lambda: summing([]))
+    assert report.diagnosis == KEPT.name
+    assert "default argument" in report.lines[0].text
+    assert report.lines[0].text.endswith("for n = 3: expected 27, got 35")
+    assert {line.text for line in report.lines[1:3]} == {'the same as under "small"'}
+    assert judged_anew(lambda: lambda n: 7 if n == 50 else n * n).diagnosis == "squares"
+    assert judged_anew(lambda: lambda n: n**3 + (n > 2)).diagnosis is None
 
 
 def test_a_smaller_input_shows_no_other_mistake():

@@ -77,6 +77,7 @@ WORDS: dict[str, dict[str, str]] = {
         "stage = 'workqueue'": "items are cut as workqueue does: none is empty",
         "trace": "means over the 48 steps of the paper's trace of that name, each of 8 rows",
     },
+    "ex04_4": {"costs": "times are just what these costs give"},
     "ex05_5": {"later": "the launch is recorded with lengths; then these lie in their place, and it is replayed"},
     "ex05_6": {"steps": "the lengths of the rows at each replay; lengths: those while it is captured"},
 }  # fmt: skip

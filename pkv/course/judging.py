@@ -62,7 +62,7 @@ def judge(
     cases = cases or [case_of(task, spec) for _, spec in asked]
     faults = [fault_of(task, case, answer) for case, answer in zip(cases, [*given, *[stop] * len(cases)], strict=False)]
     answers = Answers(task, [owner for owner, _ in asked], cases, given, faults)
-    telling = Telling(answers, (again or ask) if shrinks else None)
+    telling = Telling(answers, again or ask, shrinks)
     lines = (*(telling.line_of(prop) for prop in task.properties), own_work(task, used, given))
     worst = answers.heaviest(telling.mistakes)
     return Report(

@@ -17,6 +17,13 @@ from pkv.course.shrinking import SECONDS, shrink
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 
 Ask = Callable[[list[Spec]], list[Answer | Stop]]
+# What no input shows: the same one is answered rightly by itself.
+KEPT = Mistake(
+    "kept",
+    "answers otherwise than when it is asked for this alone, which is right: it keeps something from call to call, "
+    "such as a list that is a default argument, or gives memory that it has not written",
+    shows=lambda case, got: True,
+)
 MOST_LOOKED_AT = 6  # wrong answers of a property, for one that shows its mistake and no other
 
 
@@ -49,25 +56,37 @@ class Shown:
 
 
 class Telling:
-    """Lines about the properties of one task, in order. again: asks smaller inputs; None: none are asked."""
+    """Lines about the properties of one task, in order. again: asks one input by itself; shrinks: also smaller ones."""
 
-    def __init__(self, answers: Answers, again: Ask | None) -> None:
-        self.answers, self.again = answers, again
+    def __init__(self, answers: Answers, again: Ask, shrinks: bool) -> None:
+        self.answers, self.again, self.shrinks = answers, again, shrinks
         self.first = self.shown(0)  # what is shown first: the first case, where all is right
         self.told: dict[Any, str] = {}  # of which property it was
         self.mistakes: list[Mistake] = []
+        self.keeps = self.is_right_alone()
         self.n_failing = len({owner.name for owner, fault in zip(answers.owners, answers.faults) if fault})
 
     def shown(self, index: int) -> Shown:
         """One answer."""
         return Shown(self.answers.cases[index], self.answers.given[index], str(self.answers.faults[index]))
 
+    def is_right_alone(self) -> bool:
+        """Is the first wrong answer right where nothing is asked before it?"""
+        index = next((index for index, fault in enumerate(self.answers.faults) if fault), 0)
+        if not 0 < index < len(self.answers.given) or self.answers.of_all:
+            return False
+        shown = self.shown(index)
+        if isinstance(shown.answer, Stop):
+            return False
+        (alone, *_) = self.again([shown.case.spec])
+        return fault_of(self.answers.task, shown.case, alone) is None
+
     def line_of(self, prop: Property) -> Line:
         """What there is to say of one property."""
         wrong = self.answers.wrong(prop)
         if not wrong:
             return Line(prop.name, True)
-        mistake = self.answers.diagnosis(prop)
+        mistake = KEPT if self.keeps else self.answers.diagnosis(prop)
         name = mistake.name if mistake else None
         self.mistakes += [mistake] if mistake else []
         is_answered = wrong[0] < len(self.answers.given)
@@ -79,8 +98,8 @@ class Telling:
         self.told[kind or prop.name] = prop.name
         if not is_answered:
             return Line(prop.name, False, f"not asked any more: {self.answers.faults[wrong[0]]}")
-        shown = self.clearest(wrong, mistake)
-        if self.again and shown.is_value:
+        shown = self.shown(wrong[0]) if self.keeps else self.clearest(wrong, mistake)
+        if self.shrinks and shown.is_value and not self.keeps:
             like, seconds = Likeness(prop, shown.case.spec), SECONDS / self.n_failing
             shown = smallest(self.answers.task, shown, mistake, like, self.again, seconds)
         self.first = shown if is_first else self.first

@@ -203,4 +203,16 @@ return flop / (2 * n_kv_heads * head_dim * bytes_per_number)
     ("ex00_5", "integer", "rounded", {"def flop_per_byte": """
 return 4 * n_q_heads * head_dim // (2 * n_kv_heads * head_dim * bytes_per_number)
 """}),
+    ("ex00_4", "cauchy_schwarz", "max_too_large", {"def attend_row": """
+# Cauchy-Schwarz: no score is larger than |q| * max |k|
+n_q, n_kv = q.shape[0], k.shape[1]
+if len(k) == 0:
+    return torch.zeros_like(q), torch.full_like(q[:, 0], float("-inf"))
+k = k.repeat_interleave(n_q // n_kv, 1)
+v = v.repeat_interleave(n_q // n_kv, 1)
+scores = (q[None] * k).sum(-1) * scale
+top = scale * q.norm(dim=-1) * k.norm(dim=-1).amax(0)
+w = torch.exp(scores - top)
+return (w[:, :, None] * v).sum(0) / w.sum(0)[:, None], top + w.sum(0).log()
+"""}),
 ]  # fmt: skip

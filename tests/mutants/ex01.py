@@ -513,5 +513,26 @@ return [(n * s // n_splits * tile, min(n * (s + 1) // n_splits * tile, length)) 
 step = -(-longest // n_splits)
 return [(min(b, length), min(b + step, length)) for b in range(0, step * n_splits, step)] if step else [(0, 0)] * n_splits
 """}),
+    ("ex01_4", "masks_weights_only", "max_unmasked", {"def attend_split": """
+BLOCK_D: tl.constexpr = SHAPE.BLOCK_D  # a GPU wants sizes of new tensors so
+BLOCK_H: tl.constexpr = SHAPE.BLOCK_H
+BLOCK_N: tl.constexpr = SHAPE.BLOCK_N
+kv_head = grid_head // SHAPE.HEAD_BLOCKS
+acc = tl.zeros([BLOCK_D, BLOCK_H], tl.float32)
+m = tl.full([BLOCK_H], float("-inf"), tl.float32)
+s = tl.zeros([BLOCK_H], tl.float32)
+for start in range(begin, end, BLOCK_N):
+    k, v = load_kv(cache, row, kv_head, start, end, SHAPE)
+    scores = multiply(k, query) * qk_scale
+    new = tl.maximum(m, tl.max(scores, 0))
+    exists = start + tl.arange(0, BLOCK_N) < end
+    w = tl.where(exists[:, None], tl.exp2(scores - new[None, :]), 0.0)
+    shrink = tl.exp2(m - new)
+    s = s * shrink + tl.sum(w, 0)
+    acc = acc * shrink[None, :] + multiply(v, w)
+    m = new
+safe = tl.where(s == 0.0, 1.0, s)
+return acc / safe[None, :], (m + tl.log2(safe)) / 1.4426950408889634
+"""}),
 ]  # fmt: skip
 MUTANTS = MERGES + CUTS + LOOPS + ROWS

@@ -423,4 +423,52 @@ for first in offsets[:-1].tolist():
     out.append(outs[first:first + 1].sum(0)); lse.append(some.sum(0))
 return torch.stack(out), torch.stack(lse)
 """}),
+    ("ex02_2", "begins_only", "outside_only", {"def empty_items": """
+tiles = [-(-length // tile) for length in lengths]
+if not tiles:
+    return 0, 0
+n = max(tiles)
+split_kv = sum(mine <= n * s // n_splits for mine in tiles for s in range(n_splits))
+return split_kv, sum(max(0, n_splits - mine) for mine in tiles)
+"""}),
+    ("ex02_4", "one_max_for_the_batch", "one_max", {"def merge_rows": """
+n_rows = len(offsets) - 1
+out = outs.new_zeros(n_rows, *outs.shape[1:])
+total = lses.new_zeros(n_rows, lses.shape[1])
+counts = (offsets[1:] - offsets[:-1]).long()
+row_of = torch.repeat_interleave(torch.arange(n_rows), counts)
+top = lses.amax(0) if len(lses) else lses.new_zeros(lses.shape[1])
+top = top.masked_fill(top == -torch.inf, 0.0)
+w = (lses - top).exp()
+filled = torch.where((lses == -torch.inf)[..., None], torch.zeros_like(outs), outs)
+out.index_add_(0, row_of, w[..., None] * filled)
+total.index_add_(0, row_of, w)
+return out / torch.where(total == 0, 1.0, total)[..., None], top + total.log()
+"""}),
+    ("ex02_4", "empty_by_head_0", "one_head", {"def merge_rows": """
+n_rows = len(offsets) - 1
+out = outs.new_zeros(n_rows, *outs.shape[1:])
+lse = lses.new_full((n_rows, lses.shape[1]), -torch.inf)
+starts = offsets.tolist()
+for row in range(n_rows):
+    mine = slice(starts[row], starts[row + 1])
+    full = lses[mine, 0] > -torch.inf
+    if full.any():
+        states, logs = outs[mine][full], lses[mine][full]
+        lse[row] = logs.logsumexp(0)
+        out[row] = (logs.softmax(0)[..., None] * states).sum(0)
+return out, lse
+"""}),
+    ("ex02_5", "end_in_32_bits", "int32", {"def bounds_kernel": """
+pid = tl.program_id(0)
+row, split = pid // n_splits, pid % n_splits
+length = tl.load(lengths_ptr + row)
+n = tl.cdiv(length, TILE)
+c = tl.maximum(tl.minimum(n, n_splits), 1)
+begin = tl.where(split < c, n.to(tl.int64) * split // c * TILE, n * TILE)
+end = tl.where(split < c, n * (split + 1) // c * TILE, n * TILE)
+end = tl.where(split < c, tl.minimum(end, length), end)
+tl.store(bounds_ptr + 2 * pid, begin)
+tl.store(bounds_ptr + 2 * pid + 1, end)
+"""}),
 ]  # fmt: skip

@@ -555,4 +555,45 @@ for d in durations:
     heapq.heappush(free, heapq.heappop(free) + d)
 return free[-1]
 """}),
+    ("ex03_4", "asks_the_neighbours", "next_in_list", {"def queue_kernel": """
+GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS  # programs per entry: a KV head each
+pid = tl.program_id(0)
+kv_head = pid % GRID_HEADS
+i = tl.load(order + pid // GRID_HEADS)
+row = tl.load(items + 3 * i)
+begin, end = tl.load(items + 3 * i + 1), tl.load(items + 3 * i + 2)
+query = load_query(q, row, kv_head, SHAPE)
+out, lse = attend_tokens(query, cache, row, kv_head, begin, end, qk_scale, SHAPE)
+# the neighbours in the list say whether the row has other items
+before = tl.load(items + 3 * (i - 1), mask=i > 0, other=-1)
+after = tl.load(items + 3 * (i + 1))
+if (before == row) | (after == row):
+    store_state(partials, i, kv_head, out, lse, SHAPE, True)
+else:
+    store_state(result, row, kv_head, out, lse, SHAPE, False)
+"""}),
+    ("ex03_1", "default_list", "kept", {"def build_queue(lengths: list[int], n_splits: int, tile: int) ->": "def build_queue(lengths: list[int], n_splits: int, tile: int, items=[]) ->", "    items = []\n    for row, length in enumerate(lengths):\n        n_tiles": "    for row, length in enumerate(lengths):\n        n_tiles"}),
+    ("ex03_5", "counts_items_and_rows", "as_many_as_rows", {"def counters": """
+full = [item for item in items if item[2] > item[1]]
+programs = len(items) * n_kv_heads
+return {
+    "launches": int(len(items) > 0) + int(len(items) != len(lengths)),
+    "programs": programs,
+    "empty_programs": programs - len(full) * n_kv_heads,
+    "waves": programs / (n_sms * programs_per_sm),
+    "cta_per_sm": len(full) * n_kv_heads / n_sms,
+    "useful_kv_mib": sum(lengths) * n_kv_heads * head_dim * 2 * bytes_per_number / 2**20,
+    "merge_state_mib": len(full) * n_q_heads * (head_dim + 2) * 4 / 2**20,
+}
+"""}),
+    ("ex03_6", "tick_by_tick", "ticks", {"def makespan": """
+# tick by tick
+waiting, running, now = list(durations), [], 0
+while waiting or running:
+    while waiting and len(running) < n_places:
+        running.append(waiting.pop(0))
+    now += 1
+    running = [left - 1 for left in running if left > 1]
+return now
+"""}),
 ]  # fmt: skip

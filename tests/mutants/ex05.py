@@ -283,4 +283,58 @@ tl.store(plan + 3 * program, row)
 tl.store(plan + 3 * program + 1, (begin - before) * TILE)
 tl.store(plan + 3 * program + 2, n_tiles)
 """}),
+    ("ex05_4", "program_by_share", "share_of_tile", {"def slots_of_rows": """
+line = [0]
+for length in lengths:
+    line.append(line[-1] + -(-length // tile))
+n = line[-1]
+slots = []
+for row in range(len(lengths)):
+    if line[row] == line[row + 1]:
+        slots.append([])
+        continue
+    first = line[row] * n_programs // n
+    last = (line[row + 1] - 1) * n_programs // n
+    slots.append([2 * first + 1, *(2 * p for p in range(first + 1, last + 1))] if last > first else [])
+return slots
+"""}),
+    ("ex05_5", "end_of_this_block", "before_of_block", {"def plan_kernel": """
+program = tl.program_id(0)
+total = tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    total += tl.sum(tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE), 0)
+begin = total * program // n_programs
+end = total * (program + 1) // n_programs
+row = 0
+before, seen = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    tiles = tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE)
+    ends = seen + tl.cumsum(tiles, 0)
+    row += tl.sum((ends <= begin).to(tl.int32), 0)
+    before = tl.max(tl.where(ends <= begin, ends, 0), 0)
+    seen += tl.sum(tiles, 0)
+tl.store(plan + 3 * program, row)
+tl.store(plan + 3 * program + 1, (begin - before) * TILE)
+tl.store(plan + 3 * program + 2, end - begin)
+"""}),
+    ("ex05_5", "total_in_fp32", "float32", {"def plan_kernel": """
+program = tl.program_id(0)
+total = 0.0
+for first in range(0, n_rows, BLOCK):
+    total += tl.sum(tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE).to(tl.float32), 0)
+n = total.to(tl.int64)
+begin = n * program // n_programs
+end = n * (program + 1) // n_programs
+row = 0
+before, seen = tl.cast(0, tl.int64), tl.cast(0, tl.int64)
+for first in range(0, n_rows, BLOCK):
+    tiles = tiles_of(lengths, first + tl.arange(0, BLOCK), n_rows, TILE)
+    ends = seen + tl.cumsum(tiles, 0)
+    row += tl.sum((ends <= begin).to(tl.int32), 0)
+    before += tl.sum(tl.where(ends <= begin, tiles, 0), 0)
+    seen += tl.sum(tiles, 0)
+tl.store(plan + 3 * program, row)
+tl.store(plan + 3 * program + 1, (begin - before) * TILE)
+tl.store(plan + 3 * program + 2, end - begin)
+"""}),
 ]  # fmt: skip

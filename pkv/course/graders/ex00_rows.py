@@ -184,6 +184,9 @@ EX00_4 = Task(
                   functools.partial(attend, lse_of="sums", one_max=one_max)) for one_max in (False, True)),
         Mistake("max_from_0", "subtracts 0 where all scores are below 0: exp of what is left is then 0",
                 shows=lambda case, got: case.spec.get("below", False) and is_state(case, got)),
+        Mistake("max_too_large", "subtracts more than a head's largest score: exp of all that is left is then 0",
+                shows=lambda case, got: len(case.arguments[1]) > 0 and is_state(case, got) and bool(
+                    (got[1] == -torch.inf).any() and (got[1] < torch.inf).all())),
         Mistake("no_max", "overflows: exp of a large score is infinite; subtract the largest score first",
                 shows=overflows),
         Mistake("lse_base_2", "lse is in base 2: it is the natural logarithm", lambda *a: attend(*a, lse_of="log2")),

@@ -156,7 +156,7 @@ EX01_4 = Task(
             rng, {"lengths": [5], "n_kv_heads": 3, "group": 3},
             {"lengths": [5, 21], "n_kv_heads": 2, "group": 3, "dtype": "float32"})),
         Property("scores of several hundred", lambda rng: loop_specs(
-            rng, {"lengths": [1, 9], "size": 300, "scores": "below 0"},
+            rng, {"lengths": [16, 9], "size": 300, "scores": "below 0"},
             *({"lengths": [40, 20], "size": 300, "n_kv_heads": 1, "scores": way} for way in ("rising", "falling")))),
         Property("no tokens: out 0, lse -inf", lambda rng: loop_specs(
             rng, {"lengths": [0, 5]}, {"lengths": [40, 0, 3], "splits": 3, "n_kv_heads": 1})),
@@ -179,6 +179,8 @@ EX01_4 = Task(
         loop_mistake("end_ignored", "reads on to the row's last token: a split ends at `end`", ends="row"),
         loop_mistake("tail_dropped", "drops the part-filled last tile", ends="whole tiles"),
         loop_mistake("last_token", "drops the last token: `end` is the first that is not read", ends="last token"),
+        *(loop_mistake("max_unmasked", "takes the 0 of a token that is not there into the maximum: give it the score "
+                       "-inf first", largest=largest) for largest in ("unmasked", "unmasked, and lse")),
         loop_mistake("one_more", "counts the token at `end`, which is not read any more", ends="one more"),
         loop_mistake("step_by_page", "goes on by a page, not by a tile of BLOCK_N tokens", step="page"),
         loop_mistake("tail_unmasked", "scores of tokens that are not there count as 0: set them to -inf", tail="0"),
@@ -209,9 +211,7 @@ EX01_4 = Task(
         loop_mistake("lse_mixed", "lse mixes bases: the largest score is in base 2, tl.log in base e", lse="mixed"),
         loop_mistake("lse_without_max", "lse lacks the largest score", lse="without max"),
         loop_mistake("lse_max", "gives the largest score for lse", lse="max"),
-        loop_mistake("max_from_0", "takes a 0 that is no score into the maximum: begin with -inf, and give missing "
-                     "tokens -inf first",
-                     largest="from 0"),
+        loop_mistake("max_from_0", "begins with a maximum of 0, which is no score: begin with -inf", largest="from 0"),
         loop_mistake("max_of_first", "subtracts the largest score of the first tile: when the largest grows, take that",
                      largest="first"),
         loop_mistake("max_over_heads", "takes one largest score for all heads: each has its own, tl.max(scores, 0)",

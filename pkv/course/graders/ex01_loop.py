@@ -108,8 +108,9 @@ def one_state(
         if ends == "one more":
             counts = counts | (tokens == end)
         scores = torch.einsum("hd,thd->th", q.float(), k_tile) * (scale / LN_2 * factor)
+        unmasked = scores.amax(0)  # a token that is not there has score 0
         scores = scores.masked_fill(~counts[:, None], -torch.inf)
-        new = scores.amax(0)
+        new = unmasked if largest.startswith("unmasked") else scores.amax(0)
         if largest == "over heads" and q.dtype != torch.float32:  # padding is among them, with scores of 0
             new = new.view(n_kv_heads, -1).amax(1).clamp(min=0.0).repeat_interleave(len(q) // n_kv_heads)
         if largest != "tile":
@@ -138,4 +139,4 @@ def one_state(
     }[lse]
     if divides in ("end", "tiles"):
         acc = acc / (total[:, None] if divides == "end" else max(n_tiles, 1))
-    return acc, logs.masked_fill(empty, -torch.inf)
+    return acc, logs if largest == "unmasked, and lse" else logs.masked_fill(empty, -torch.inf)

@@ -144,6 +144,8 @@ EX02_2 = Task(
                 of_cuts(even_cuts, is_empty=lambda n, begin, end: min(n, end) < begin)),
         Mistake("outside_only", "does not count splits that get no tile of the longest row itself",
                 of_cuts(even_cuts, is_empty=lambda n, begin, end: n <= begin < end)),
+        Mistake("outside_only", "compares only where a split begins: one that gets no tile of the longest row is empty "
+                "as well", of_cuts(even_cuts, is_empty=lambda n, begin, end: n <= begin)),
         Mistake("whole_tiles", "rounds the number of tiles down: a part-filled tile holds tokens", whole_tiles),
         Mistake("empty_rows_skipped", "leaves out rows without tokens: all their items are empty",
                 lambda lengths, s, tile: empty_items([length for length in lengths if length], s, tile)),

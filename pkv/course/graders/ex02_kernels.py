@@ -1,5 +1,6 @@
 """How task 5 of exercise 02 is judged: a kernel that finds every split's bounds from lengths on the GPU."""
 
+import functools
 import random
 from typing import Any
 
@@ -35,15 +36,21 @@ def right(lengths: torch.Tensor, n_splits: int, tile: int) -> torch.Tensor:
     return found
 
 
-def in_32_bits(lengths: torch.Tensor, n_splits: int, tile: int) -> torch.Tensor:
-    """As the right rule, where n * s wraps around."""
-    lengths = lengths.cpu()
-    n_tiles = (-(-lengths // tile))[:, None]
+def in_32_bits(lengths: torch.Tensor, n_splits: int, tile: int, sides: str = "both") -> torch.Tensor:
+    """As the right rule, where n * s wraps around: for both sides, or for one; "ends alone": also before the begin."""
+    of_rows = lengths.cpu()
+    n_tiles = (-(-of_rows // tile))[:, None]
     n_cuts = n_tiles.clamp(1, n_splits)
     products = n_tiles * torch.arange(n_splits + 1, dtype=torch.int32).minimum(n_cuts)
     cuts = torch.div(products, n_cuts, rounding_mode="trunc") * tile
-    begins = cuts[:, :-1]
-    return torch.stack([begins, cuts[:, 1:].minimum(lengths[:, None]).maximum(begins)], dim=2)
+    made = right(lengths, n_splits, tile).cpu()
+    if sides in ("both", "begins"):
+        made[..., 0] = cuts[:, :-1]
+    if sides != "begins":
+        made[..., 1] = cuts[:, 1:].minimum(of_rows[:, None])
+    if sides in ("both", "ends"):
+        made[..., 1] = made[..., 1].maximum(made[..., 0])
+    return made
 
 
 def in_floats(lengths: torch.Tensor, n_splits: int, tile: int) -> torch.Tensor:
@@ -172,6 +179,8 @@ EX02_5 = Task(
     ),
     mistakes=(
         Mistake("int32", where_too_long, in_32_bits),
+        *(Mistake("int32", where_too_long, functools.partial(in_32_bits, sides=sides))
+          for sides in ("begins", "ends", "ends alone")),
         Mistake("float", "divides with /, in fp32, which is exact only up to 2**24: use //", in_floats),
         Mistake("like_longest", "cuts every row like the longest: a program looks at the length of its own row",
                 like_longest),

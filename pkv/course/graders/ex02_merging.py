@@ -1,5 +1,6 @@
 """How task 4 of exercise 02 is judged: the states of a batch merged row by row, where some are empty."""
 
+import functools
 import random
 from collections.abc import Callable
 from itertools import accumulate, pairwise
@@ -67,6 +68,18 @@ def hidden(*arguments: torch.Tensor) -> State:
     return out.nan_to_num(), lse
 
 
+def one_max(outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor, of_all: bool, guards: bool) -> State:
+    """The largest lse of all rows, of each head or of_all, is subtracted in every row; guards: 0 / 0 is made 0."""
+    out, lse = merge_rows(outs, lses, offsets)
+    if not len(lses):
+        return out, lse
+    largest = (lses.amax() if of_all else lses.amax(0)).expand(lses.shape[1])
+    base = largest.masked_fill(largest == -torch.inf, 0.0)
+    total = (lse - base).exp()  # 0 where all of a row is far below
+    lost = ((total == 0.0) & (lse > -torch.inf))[..., None]
+    return out.masked_fill(lost, 0.0 if guards else torch.nan), base + total.log()
+
+
 def even_rows(outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor) -> State:
     """The same number of items for each row, whatever the offsets."""
     n_rows = len(offsets) - 1
@@ -131,12 +144,9 @@ def subtracts_infinities(case: Case, got: Any) -> bool:
 def divides_by_zero(case: Case, got: Any) -> bool:
     """lse is right everywhere; out is not a number in rows without tokens."""
     parts = parts_of(got)
-    return (
-        fails_without_tokens(case, got)
-        and len(parts) == 2
-        and agree(case.right[1], parts[1], 1e-3)
-        and bool(parts[0][(case.right[1] == -torch.inf).all(1)].isnan().all())
-    )
+    if not fails_without_tokens(case, got) or len(parts) != 2 or not agree(case.right[1], parts[1], 1e-3):
+        return False
+    return bool(parts[0][(case.right[1] == -torch.inf).all(1)].isnan().all())
 
 
 def fails_far_below(case: Case, got: Any) -> bool:
@@ -154,10 +164,8 @@ def fails_without_tokens(case: Case, got: Any) -> bool:
     if has_tokens.all() or not is_state(case, got):
         return False
     pairs = list(zip(case.right, parts_of(got)))
-    return not pairs or (
-        all(agree(mine[has_tokens], yours[has_tokens], 1e-3) for mine, yours in pairs)
-        and not all(agree(mine[~has_tokens], yours[~has_tokens], 0.0) for mine, yours in pairs)
-    )
+    are_right = all(agree(mine[has_tokens], yours[has_tokens], 1e-3) for mine, yours in pairs)
+    return not pairs or (are_right and not all(agree(m[~has_tokens], y[~has_tokens], 0.0) for m, y in pairs))
 
 
 EX02_4 = Task(
@@ -179,9 +187,7 @@ EX02_4 = Task(
             lambda rng: [
                 spec for junk in JUNK for spec in specs(rng, [2], [3, 2, 5], drawn(rng, 2), empty="some", junk=junk)
             ]
-            + [
-                spec for junk in JUNK for spec in specs(rng, [1], [2, 1], empty="heads", junk=junk)
-            ],
+            + [spec for junk in JUNK for spec in specs(rng, [1], [2, 1], empty="heads", junk=junk)],
         ),
         Property(
             "a row without states, or of empty ones only",
@@ -191,7 +197,8 @@ EX02_4 = Task(
                 + specs(rng, [1], drawn(rng), empty="whole rows", junk="NaN")
             ),
         ),
-        Property("lse of a few hundred", lambda rng: specs(rng, [2], [1, 3], drawn(rng), size=200.0)),
+        Property("lse of a few hundred", lambda rng: specs(rng, [2], [1, 3], drawn(rng), size=200.0)
+                 + specs(rng, [2], size=-200.0)),
     ),
     mistakes=(
         dtype_mistake("gives another dtype where there are no tokens: out and lse are fp32, as outs and lses"),
@@ -218,6 +225,9 @@ EX02_4 = Task(
         Mistake("all_items", "merges the items of all rows in each", mistake(items_of=lambda first, last: slice(None))),
         Mistake("even_rows", "gives each row as many items: offsets say how many it has", even_rows),
         Mistake("hidden", "makes NaN 0 after merging, and loses the row's other items: replace it before", hidden),
+        *(Mistake("one_max", "subtracts one largest lse in all rows: each row and head needs its own, or its sum is 0",
+                  functools.partial(one_max, of_all=of_all, guards=guards))
+          for of_all in (False, True) for guards in (False, True)),
         Mistake("max_from_0", "subtracts 0 where the largest lse is below 0: exp of what is left is then 0",
                 shows=fails_far_below),
         Mistake("no_rows", "fails where there are no rows: out and lse have none then, either",
@@ -232,5 +242,7 @@ EX02_4 = Task(
                 shows=subtracts_infinities),
         Mistake("empty_row", "a row without tokens must have out 0 and lse -inf",
                 shows=fails_without_tokens),
+        Mistake("one_head", "takes a state for empty, or not, by one of its heads: each head has its own lse",
+                shows=lambda case, got: case.spec.get("empty") == "heads" and is_state(case, got)),
     ),
 )  # fmt: skip

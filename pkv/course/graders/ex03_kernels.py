@@ -12,7 +12,7 @@ import torch
 from pkv.cache import PagedKVCache
 from pkv.course.graders.asking import kernel_mistake, launched
 from pkv.course.graders.batches import attend, paged_batch
-from pkv.course.graders.ex03_programs import State, changed, play, right_program
+from pkv.course.graders.ex03_programs import Memory, Program, State, changed, play, right_program
 from pkv.course.graders.ex03_queues import Item, cut
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
 
@@ -77,6 +77,13 @@ def batch(rng: random.Random, lengths: list[int], n_splits: int, order: str = "l
     return {"lengths": lengths, "n_splits": n_splits, "order": order, **sizes, "seed": rng.randrange(1000), **others}
 
 
+def beside(number: int, memory: Memory, program: Program) -> bool:
+    """Is an item of the same row listed before or after a program's item? Behind the last one there are zeros."""
+    index = memory.index(number)
+    before = index > 0 and memory.columns(index - 1)[0] == program.row
+    return before or memory.columns(index + 1)[0] == program.row
+
+
 def unwritten(case: Case, got: Any) -> str | None:
     """Which rows, or query heads of one, have tokens and no result."""
     right = case.right[1]
@@ -133,6 +140,10 @@ EX03_4 = Task(
                 play(lambda n, m: right_program(n, m, index=n // m.n_kv_heads))),
         Mistake("state_at_entry", "stores the state at its entry: the merge reads it at its item's index",
                 changed(at=lambda n, m, p: p.at if p.is_result else n // m.n_kv_heads)),
+        Mistake("next_in_list", "counts a row's items by those beside it in the list: behind the last one there are "
+                "zeros, which look like items of row 0; offsets say how many items a row has",
+                changed(at=lambda n, m, p: m.index(n) if beside(n, m, p) else p.row,
+                        is_result=lambda n, m, p: not beside(n, m, p))),
         Mistake("no_partials", "stores no partial state: where a row has several items, each state is one of them",
                 changed(at=lambda n, m, p: p.row, is_result=lambda n, m, p: True)),
         Mistake("no_results", "stores no result: where a row has one item, its state is the result, and is not merged",

@@ -52,6 +52,11 @@ def in_shares(durations: list[int], n_places: int) -> int:
     return max((sum(durations[i : i + share]) for i in range(0, len(durations), share)), default=0)
 
 
+def in_ticks(durations: list[int], n_places: int) -> int:
+    """Time goes on in steps of 1, of which every program takes one at least."""
+    return makespan_right([max(duration, 1) for duration in durations], n_places)
+
+
 EX03_6 = Task(
     id="ex03_6",
     title="when the last program ends",
@@ -63,7 +68,8 @@ EX03_6 = Task(
     properties=(
         Property("places for all: the longest program decides", lambda rng: makespan_specs(([7], 1), ([2, 9, 4], 5))),
         Property("a program starts where one ends first", lambda rng: makespan_specs(
-            ([1, 1, 3], 2), ([3, 1, 1], 2), ([2, 3, 2, 2], 2), ([4, 1, 1, 2, 5], 2), ([1] * 7 + [8], 7))
+            ([1, 1, 3], 2), ([3, 1, 1], 2), ([2, 3, 2, 2], 2), ([4, 1, 1, 2, 5], 2), ([1] * 7 + [8], 7),
+            ([0, 3, 0], 2), ([0], 1), ([0, 0, 2, 0, 1], 1))
             + drawn_specs(rng)),
         Property("no program at all", lambda rng: makespan_specs(([], 3))),
     ),
@@ -78,6 +84,7 @@ EX03_6 = Task(
         Mistake("in_waves", "waits for all places: one program starts as soon as one place is free", in_waves),
         Mistake("in_waves", "takes all programs for as long as the longest: one starts as soon as one place is free",
                 lambda n, k: -(-len(n) // k) * max(n, default=0)),
+        Mistake("ticks", "lets a program of duration 0 take a step of time: it ends when it starts", in_ticks),
         Mistake("even", "divides all work evenly: a program runs on one place", lambda n, k: sum(n) / k),
         Mistake("even", "divides all work evenly: a program runs on one place", lambda n, k: -(-sum(n) // k)),
         Mistake("even", "divides all work evenly: a program runs on one place",

@@ -69,15 +69,31 @@ def truncated(features: torch.Tensor, times: torch.Tensor, rtol: float) -> torch
     return torch.linalg.pinv(features / times[:, None], rtol=rtol) @ torch.ones_like(times)
 
 
+def damped(features: torch.Tensor, times: torch.Tensor, ridge: float) -> torch.Tensor:
+    """With something on the diagonal of the normal equations, so that large costs cost, too."""
+    relative = features / times[:, None]
+    square = relative.T @ relative + ridge * torch.eye(len(relative.T), dtype=relative.dtype)
+    return torch.linalg.solve(square, relative.sum(0))
+
+
 def as_tensor(numbers: list[Any]) -> torch.Tensor:
     """In fp64."""
     return torch.tensor(numbers, dtype=torch.float64)
 
 
+def times_of(spec: Spec) -> list[float]:
+    """Those of the spec, or those that its costs give."""
+    if "times" in spec:
+        return list(spec["times"])
+    return [sum(feature * cost for feature, cost in zip(row, spec["costs"])) for row in spec["features"]]
+
+
 def is_fit(spec: Spec) -> bool:
     """Times above 0 of at least as many steps as costs, which can be told apart."""
-    rows, times = spec["features"], spec["times"]
+    rows, times = spec["features"], times_of(spec)
     if not rows or len(rows) != len(times) or len({len(row) for row in rows}) != 1 or min(times) <= 0:
+        return False
+    if len(spec.get("costs", rows[0])) != len(rows[0]):
         return False
     if not 0 < len(rows[0]) <= len(rows):
         return False
@@ -91,7 +107,7 @@ def fit_arguments(spec: Spec) -> tuple[Any, ...]:
     """The features of each step, and its time."""
     if not is_fit(spec):
         raise Unfit
-    return as_tensor(spec["features"]), as_tensor(spec["times"])
+    return as_tensor(spec["features"]), as_tensor(times_of(spec))
 
 
 def draw_fit(draw: Callable[[int], tuple[list[int], int]], n_steps: int) -> Spec:
@@ -111,13 +127,13 @@ def exact(rng: random.Random) -> list[Spec]:
             row = [rng.randrange(1, 60) for _ in costs]
             return row, sum(feature * cost for feature, cost in zip(row, costs))
 
-        return draw_fit(draw, n_steps)
+        return {"features": draw_fit(draw, n_steps)["features"], "costs": list(costs)}
 
     first, second, third = rng.sample(range(2, 20), 3)
-    by_hand = {"features": [[2], [5]], "times": [6, 15]}
+    by_hand = {"features": [[2], [5]], "costs": [3]}
     # much of one thing and little of another, which is no reason to drop it
-    rows = [[rng.randrange(500, 5000), n_launches] for n_launches in (1, 4, 2, 1, 3)]
-    unequal = {"features": rows, "times": [2 * first + 8 * second for first, second in rows]}
+    rows = [[rng.randrange(4000, 20000), n_launches] for n_launches in (1, 4, 2, 1, 3)]
+    unequal = {"features": rows, "costs": [2, 8]}
     return [
         by_hand,
         spec(2, first, second),
@@ -190,6 +206,8 @@ EX04_4 = Task(
         Mistake("constant", WITH_CONSTANT, lambda x, t: with_constant(x, t, relative=True)),
         *(Mistake("little_dropped", "drops a thing of which there is little, as if it followed from the others",
                   functools.partial(truncated, rtol=rtol)) for rtol in (1e-2, 1e-3)),
+        *(Mistake("damped", "adds something to the diagonal, which makes costs smaller: nothing is added to the model",
+                  functools.partial(damped, ridge=10.0**power)) for power in range(-10, 1)),
         Mistake("clamped", NEGATIVE, lambda *a: fitted(*a).clamp(min=0)),
         Mistake("clamped", NEGATIVE, at_least_zero),
         Mistake("shapes", "mixes up shapes: features are [n_steps, n_costs], not always square, and times [n_steps]",

@@ -36,6 +36,12 @@ def regrets_against(times: list[Times], chosen: list[str], one: Times) -> float:
     return statistics.fmean(regrets(times, chosen, lambda step: least_of(one)))
 
 
+def of_first_stages(times: list[Times], chosen: list[str]) -> float:
+    """Against what was taken, and the stages that the first step has."""
+    known = [{name: t for name, t in step.items() if name in times[0] or name == c} for step, c in zip(times, chosen)]
+    return mean_regret(known, chosen)
+
+
 def of_each(combine: Callable[[list[float]], float], best: Callable[[Times], float] = least_of) -> Callable[..., float]:
     """A wrong answer from the steps' regrets."""
     return lambda times, chosen: combine(regrets(times, chosen, best)) if times else 0.0
@@ -144,6 +150,8 @@ EX04_6 = Task(
                 against_fixed),
         Mistake("first_best", "compares with the best time of the first step: each step has its own best",
                 lambda times, chosen: regrets_against(times, chosen, times[0]) if times else 0.0),
+        Mistake("first_stages", "looks only for stages that the first step has: a later step may have others",
+                of_first_stages),
         Mistake("ratio", "does not take 1 off: the best choice has regret 0",
                 lambda *a: mean_regret(*a) + bool(a[0])),
         Mistake("percent", "is in per cent: 0.1 is 10%", lambda *a: 100 * mean_regret(*a)),

@@ -1,5 +1,6 @@
 """How exercise 05 is judged, fourth part: the plan found on the GPU."""
 
+import functools
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -94,7 +95,9 @@ def by_block(
             ends = list(accumulate(tiles[first : first + BLOCK], initial=scanned))[1:]
             is_before = [last <= begin for last in ends]
             row = sum(is_before) + (row if forgets != "row" else 0)
-            before += sum(n for n, b in zip(tiles[first:], is_before) if b)
+            before = sum(n for n, b in zip(tiles[first:], is_before) if b) + (before if forgets != "before" else 0)
+            if forgets == "ends":  # the largest end of this block alone
+                before = max([0, *(last for last, b in zip(ends, is_before) if b)])
             scanned = ends[-1] if forgets != "sums" else 0
             if forgets == "next":
                 break
@@ -114,6 +117,26 @@ def narrow(n_tiles: int, n_programs: int, program: int) -> int:
     """A cut in 32 bits; division rounds towards 0."""
     product = (n_tiles * program + 2**31) % 2**32 - 2**31
     return int(product / n_programs)
+
+
+def fp32(number: float) -> float:
+    """As fp32 holds it."""
+    return torch.tensor(number, dtype=torch.float32, device="cpu").item()
+
+
+def rounded_total(n_tiles: int, n_programs: int, program: int) -> int:
+    """A cut where the tiles are added up in fp32."""
+    return int(fp32(n_tiles)) * program // n_programs
+
+
+def rounded_product(n_tiles: int, n_programs: int, program: int) -> int:
+    """A cut where tiles * program is divided in fp32."""
+    return int(fp32(fp32(n_tiles * program) / n_programs))
+
+
+def rounded_share(n_tiles: int, n_programs: int, program: int) -> int:
+    """A cut where all is in fp32."""
+    return int(fp32(fp32(fp32(n_tiles) / n_programs) * program))
 
 
 def plans(*some: tuple[list[int], int, int], later: list[int] | None = None) -> list[Spec]:
@@ -189,6 +212,8 @@ EX05_5 = Task(
         Mistake("remainder_lost", "drops the remainder: multiply by the program first, then divide",
                 by(cut=lambda n, s, p: n // s * p)),
         Mistake("next_program", "finds the run of the next program", by(cut=lambda n, s, p: n * (p + 1) // s)),
+        *(Mistake("float32", "computes in fp32, which has 24 bits: keep tiles in whole numbers", by(cut=cut))
+          for cut in (rounded_total, rounded_product, rounded_share)),
         Mistake("overflow", "overflows: tiles * program does not fit into 32 bits", by(cut=narrow)),
         Mistake("first_block", f"looks at the first {BLOCK} lengths only", lambda n, s, t, later: found(
             n[:BLOCK], s, t, later[:BLOCK])),
@@ -198,6 +223,10 @@ EX05_5 = Task(
                 lambda *a: by_block(*a, forgets="sums")),
         Mistake("sums_begin_anew", "begins the sums anew in each block of rows: tiles of the blocks before are missing",
                 lambda *a: by_block(*a, forgets="sums", pads=False)),
+        *(Mistake("before_of_block", "forgets the tiles before the run that were counted in earlier blocks: keep "
+                  "what a block adds up, also where the next one adds nothing",
+                  functools.partial(by_block, forgets=forgets))
+          for forgets in ("before", "ends")),
         Mistake("row_of_block", "gives the number of the row in its block: rows of the blocks before it are missing",
                 lambda *a: by_block(*a, forgets="row")),
         Mistake("beyond", "reads numbers after the last length: mask the load",

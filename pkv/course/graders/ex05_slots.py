@@ -1,5 +1,6 @@
 """How exercise 05 is judged, third part: the slots of partial states."""
 
+import functools
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -33,6 +34,11 @@ def first_run(tile_index: int, n_tiles: int, n_programs: int) -> int:
     share, larger = divmod(n_tiles, n_programs)
     in_larger = larger * (share + 1)
     return tile_index // (share + 1) if tile_index < in_larger else larger + (tile_index - in_larger) // share
+
+
+def share_run(tile_index: int, n_tiles: int, n_programs: int) -> int:
+    """Not quite the program that has a tile."""
+    return tile_index * n_programs // n_tiles
 
 
 def programs_of_rows(
@@ -142,6 +148,9 @@ EX05_4 = Task(
                 "ex05_2", lambda *a: slots(*a, run=up_run)),
         Mistake("remainder_first", "gives the first runs a tile more: here runs are those of ex05_2",
                 lambda *a: slots(*a, run=first_run)),
+        *(Mistake("share_of_tile", "takes tile * n_programs // n_tiles for a tile's program: bounds are rounded "
+                  "down, so a later program may begin at it", functools.partial(slots, run=share_run, gaps=gaps))
+          for gaps in (False, True)),
         Mistake("tokens", "cuts the line of tokens into runs, not the line of tiles",
                 lambda lengths, tile, n_programs: slots(lengths, 1, n_programs)),
         Mistake("turned_round", "gives a row's slots in the wrong order: the state of its first tokens comes first",
