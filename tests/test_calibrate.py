@@ -288,6 +288,24 @@ def test_measured_regret_of_a_choice_is_its_time_over_the_best(records):
     assert min(mean for mean, _ in found.values()) == 0
 
 
+def test_the_papers_policy_is_timed_with_the_papers_splits_where_it_was():
+    """On records where the engine `adaptive` takes half of the queue's time, nothing else is without regret."""
+    profile = dataclasses.replace(CARD, costs=TRUTH)
+    made = records_of(FEW[2:4], CANDIDATES)
+    own = [
+        dataclasses.replace(timing, engine="adaptive", gpu_us=tuple(us / 2 for us in timing.gpu_us))
+        for timing in made.timings
+        if timing.engine == "workqueue"
+    ]
+    both = dataclasses.replace(made, timings=made.timings + tuple(own))
+    names = [each.name for each in FEW]
+    regrets = {(route, group): mean for route, group, mean, _ in measured_regrets(both, profile, names)}
+    assert {route for (route, _), mean in regrets.items() if mean == 0} == {"policy paper"}
+    assert regrets["always workqueue", FEW[3].name] == pytest.approx(1.0)
+    without = {(route, group): mean for route, group, mean, _ in measured_regrets(made, profile, names)}
+    assert without["policy paper", FEW[3].name] == without["always workqueue", FEW[3].name]
+
+
 def test_records_older_than_a_stage_are_judged_by_the_stages_that_they_hold():
     """Policy cost then takes the cheapest of those, though it would take the new one, here ahead by 3% and more."""
     profile = dataclasses.replace(CARD, costs=TRUTH)

@@ -86,8 +86,10 @@ def test_measured_regret_of_both_policies(card):
     assert {group for _, group in found} == GROUPS
     average = {route: float(np.mean(all_of_them)) for route, all_of_them in means.items()}
     print(card.name, {route: f"{mean:.2%}" for route, mean in sorted(average.items(), key=lambda entry: entry[1])})
-    assert max(means["policy cost"]) <= 0.035, "one short row, where a choice of 1 us counts"
-    assert average["policy cost"] <= 0.01
+    # One short row, where a choice of 1 us counts; and 8 rows on 28 SMs, where the queue with the paper's 24 splits a
+    # row is ahead of every stage with its own cut.
+    assert max(means["policy cost"]) <= {"h200": 0.035, "h200-28sm": 0.055}[card.name]
+    assert average["policy cost"] <= {"h200": 0.01, "h200-28sm": 0.015}[card.name]
     best = min(mean for route, mean in average.items() if route != "policy cost")  # always the queue
     assert average["policy cost"] <= best + 0.006, (
         "no cost says that stream_k finds its runs in the kernel, in 1 to 2 us"

@@ -584,9 +584,9 @@ viz.draw_recorded("regret", n_sms=28)
 viz.draw_recorded("regret", n_sms=132)
 
 # %% [markdown]
-# With 8 rows the gates take the queue. On 132 SMs that is right; on 28 SMs `stream_k`, which the paper does not have, is some per cent faster. With 4 rows they hand over to FlashInfer, on either machine, and with one row they do so below 16,384 tokens. For the paper's kernels that was right, by its own account. For pkv's it is wrong.
+# With 8 rows the gates take the queue, with the paper's 24 splits a row. On 28 SMs that is right: no stage with its own cut is as fast. On 132 SMs the same cut costs some per cent. With 4 rows they hand over to FlashInfer, on either machine, and with one row they do so below 16,384 tokens. For the paper's kernels that was right, by its own account. For pkv's it is wrong.
 #
-# The choice by cost is good here. On 28 SMs it has the least regret over all numbers of rows; yet the queue is as good with one row, and `stream_k` with more. On 132 SMs it has more than *always the queue*: with one row it takes `stream_k`, whose programs must find their runs first. And *always the queue* or *always stream_k* lose some three per cent at most in the mean, with any number of rows; they need no costs, and choosing takes no milliseconds. A policy is worth its trouble where no stage is good everywhere. On the simulated RTX 3060 none was; on this card, with these traces and kernels, two are. And what a list costs the host, no policy here asks. You have seen above that it can decide.
+# The choice by cost is good here. On 28 SMs it has the least regret over all numbers of rows, though not with 8: it chooses among stages with their own cuts, and there the paper's cut is better. On 132 SMs it has more than *always the queue*: with one row it takes `stream_k`, whose programs must find their runs first. And *always the queue* or *always stream_k* lose little in the mean, with any number of rows, as the pictures say; they need no costs, and choosing takes no milliseconds. A policy is worth its trouble where no stage is good everywhere. On the simulated RTX 3060 none was; on this card, with these traces and kernels, two are. And what a list costs the host, no policy here asks. You have seen above that it can decide.
 #
 # ## What else to ask the paper
 #

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pkv.bench.loads import Load
 from pkv.bench.published import runs_of
 from pkv.bench.records import Records
-from pkv.bench.summaries import always, measured_regret
+from pkv.bench.summaries import Choices, always, measured_regret
 from pkv.bench.traces import make_trace, steps_of
 from pkv.costs import predict
 from pkv.decoding import plan as plan_step
@@ -32,6 +32,7 @@ from pkv.stages.x_flashinfer_rules import why_not
 
 CALIBRATION_SEED, JUDGED_SEEDS = 20260622, (20260624, 20260625, 20260626, 20260627)
 SPLITS = (8, 12, 16, 20, 24, 28, 32)
+PAPERS_POLICY = "adaptive"  # the engine
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,32 @@ def measured_regrets(
     """Every route's regret by measured times: (route, group of loads, mean, worst), worst routes last.
 
     loads: names of those to judge by; profile: the card of the records, with the costs that policy "cost" is to choose
-    by. Routes are both policies and every stage that is always taken. A policy's time is that of the stage it takes, as
-    it cuts rows by default. FlashInfer's count where it was timed on all loads.
+    by. Routes are both policies and every stage that is always taken. FlashInfer's count where it was timed on all
+    loads.
     """
     timed = {key for key, timing in records.latest().items() if timing.refused is None}
     judged = [records.loads[name] for name in comparable(timed, [name for name in records.loads if name in loads])]
-    stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in judged)]
-    choices = {f"policy {policy}": chosen_by(policy, judged, profile, stages) for policy in POLICIES}
-    for stage in stages:
-        choices[f"always {stage}"] = {key: name for load in judged for key, name in always(load, stage).items()}
+    choices, stages = choices_of(timed, judged, profile, POLICIES)
     return sorted(measured_regret(records, choices, stages), key=lambda entry: (entry[1], entry[2]))
+
+
+def choices_of(
+    timed: Collection[tuple[str, str]], loads: Sequence[Load], profile: GpuProfile, policies: Sequence[str]
+) -> tuple[dict[str, Choices], list[str]]:
+    """(what each route takes, the stages that were timed on all loads). timed: (load, engine).
+
+    A policy takes a stage, as that cuts rows by default. But the paper's queue has splits of the paper's own, so its
+    policy is the engine that ran with them, where that was timed.
+    """
+
+    def always_taking(engine: str) -> Choices:
+        return {key: name for load in loads for key, name in always(load, engine).items()}
+
+    stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in loads)]
+    choices: dict[str, Choices] = {f"policy {policy}": chosen_by(policy, loads, profile, stages) for policy in policies}
+    if "policy paper" in choices and all((load.name, PAPERS_POLICY) in timed for load in loads):
+        choices["policy paper"] = always_taking(PAPERS_POLICY)
+    return choices | {f"always {stage}": always_taking(stage) for stage in stages}, stages
 
 
 def comparable(timed: Collection[tuple[str, str]], loads: Sequence[str]) -> list[str]:

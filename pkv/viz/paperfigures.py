@@ -8,12 +8,12 @@ from collections.abc import Collection, Mapping
 from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
 from pkv.bench.loads import SHAPE, Load
 from pkv.bench.records import Records
-from pkv.bench.regret import chosen_by, comparable
+from pkv.bench.regret import choices_of, comparable
 from pkv.bench.results import TRACE, Result, differing, grouped, parts, results_of
-from pkv.bench.summaries import Choices, always, measured_regret, who_pays
+from pkv.bench.summaries import measured_regret, who_pays
 from pkv.gpus import GpuProfile, profile_of
 from pkv.profiles import read_shipped, shipped_names
-from pkv.stages.s4_adaptive import CANDIDATES, OWN, POLICIES
+from pkv.stages.s4_adaptive import OWN, POLICIES
 from pkv.viz.bars import draw_regret
 from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
@@ -99,13 +99,7 @@ def regret(records: Records) -> Picture:
         raise Missing(f"regret needs {', '.join(OWN)} on pkv bench --grid paper --record FILE")
     profile, fitted = card_of(records)
     loads, left_out = judged_by(loads, fitted)
-    stages = [stage for stage in CANDIDATES if all((load.name, stage) in timed for load in loads)]
-    choices: dict[str, Choices] = {
-        f"policy {policy}": chosen_by(policy, loads, profile, stages)
-        for policy in (POLICIES if profile.costs else POLICIES[:1])
-    }
-    for stage in stages:
-        choices[f"always {stage}"] = {key: name for load in loads for key, name in always(load, stage).items()}
+    choices, stages = choices_of(timed, loads, profile, POLICIES if profile.costs else POLICIES[:1])
 
     def rows_of(load: str) -> str:
         return count_of(records.loads[load].n_rows, "row")
