@@ -142,7 +142,7 @@ def readme_blocks(language: str) -> list[str]:
 def test_readme_examples_run_one_after_the_other(tmp_path):
     script = tmp_path / "mine.py"
     blocks = readme_blocks("python")
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     script.write_text("".join(blocks))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
@@ -150,6 +150,7 @@ def test_readme_examples_run_one_after_the_other(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "torch.Size([3, 8, 64])" in done.stdout
+    assert "[0, 105, 0]" in done.stdout, "a pool after five steps, a fork and a free"
     assert str(list(pkv.STAGES)) in done.stdout
     assert "Timeline of stage workqueue on rtx3060" in done.stdout
     assert "Policy 'cost' on rtx3060" in done.stdout
