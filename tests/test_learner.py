@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import linecache
 import os
 import re
 import shlex
@@ -353,6 +354,41 @@ def test_a_function_of_the_notebook_is_tried_and_does_not_count(mine, capsys):
         course.check("ex00_9")
 
 
+CELL = "from pkv.course import check, hint\n\n{}\n\ncheck('ex00_1', mine, seed=1)\nhint('ex00_2')\n"
+OWN = "def mine(length, page_size):\n    return {}\n"
+CELLS = {
+    "a_function": (OWN.format("-(-length // page_size)"), ""),
+    "a_lambda": ("mine = lambda length, page_size: -(-length // page_size)", ""),
+    "a_function_of_a_function": (
+        "import functools\n\ndef maker():\n    @functools.cache\n    def inner(length, page_size):\n"
+        "        return -(-length // page_size)\n    return inner\n\nmine = maker()", ""),
+    "a_shortcut": (OWN.format("pkv.course") + "import pkv", "mine uses course"),
+    "by_another_name": ("from pkv import course as it\n" + OWN.format("it.graders"), "mine uses course"),
+    "by_another_function": ("import pkv\nhelper = lambda: pkv.decode\n" + OWN.format("helper()"), "mine uses decode"),
+    "a_method_of_numpy": ("import numpy\n" + OWN.format("int(numpy.ceil(length / page_size))"), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_a_function_of_the_notebook_uses_what_it_uses_and_not_what_its_cell_does(name, mine, capsys):
+    body, words = CELLS[name]
+    cell = CELL.format(body)
+    linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)  # as IPython does
+    exec(compile(cell, name, "exec"), {})
+    out = capsys.readouterr().out
+    assert ("✗ it is your own work" in out) == bool(words)
+    assert words.replace("mine", "pages_needed") in out
+
+
+def test_a_kernel_is_tried_by_the_function_that_launches_it(mine):
+    for task_id, name in (("ex01_4", "attend_split"), ("ex02_5", "bounds_kernel"), ("ex00_1", "load_kv")):
+        exercise = "ex02" if task_id == "ex02_5" else "ex01"
+        kernel = getattr(answering.load(material("solutions") / home.file_names()[exercise]), name)
+        function = find_task(task_id).function
+        with pytest.raises(TypeError, match=re.escape(f"pass what launches it, check('{task_id}', {function})")):
+            course.check(task_id, kernel)
+
+
 def test_a_seed_repeats_the_numbers(mine, tmp_path, capsys):
     asked = tmp_path / "asked"  # of another process
 
@@ -438,6 +474,12 @@ def test_the_command_takes_tasks_exercises_or_nothing(mine, capsys):
     assert capsys.readouterr().out.endswith(f"\n1 of {len(of_exercise)} correct\n")
     for name in ("ex00_9", "ex77", "pages_needed"):
         assert f"task {name!r} does not exist; choose one of ex00_1" in error_of(capsys, "check", name)
+
+
+def test_the_command_takes_each_task_and_exercise_by_name():
+    for task in TASKS:
+        assert learning.tasks_of([task.id, task.id]) == [task]
+        assert len({*learning.tasks_of([task.exercise, task.id])}) == len(learning.tasks_of([task.exercise]))
 
 
 def test_the_commands_facts(mine, capsys):

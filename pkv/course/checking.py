@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pkv._triton import GPU_VISIBLE
+from pkv._triton import GPU_VISIBLE, tl
 from pkv.course import progress
 from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Question, Stop, answers, function_in, function_of
 from pkv.course.children import ask_child
@@ -35,6 +35,8 @@ def check(task_id: str, function: Callable[..., Any] | None = None, *, seed: int
     task = find_task(task_id)
     if function is not None and not callable(function):
         raise TypeError(f"function must be a function to try in place of {task.function}, got {brief(function)}")
+    if isinstance(function, type(tl.sum)):
+        raise TypeError(f"function must not be a kernel: pass what launches it, check({task_id!r}, {task.function})")
     report = report_here(task, seed, function)
     print(as_text(report))
     if function is None:

@@ -21,7 +21,10 @@ FAR_REACHING = {"exec", "eval", "globals", "vars", "locals", "setattr", "modules
 
 
 def names_used(function: Any, name: str | None = None) -> set[str]:
-    """names_in() the source of a function; none where there is no source. name: the one that it is known by."""
+    """names_in() the source of a function; none where there is no source. name: the one that it is known by.
+
+    What else stands in its cell, such as a check() of it, is not its own.
+    """
     while isinstance(function, functools.partial) or hasattr(function, "__wrapped__") or hasattr(function, "fn"):
         function = function.func if isinstance(function, functools.partial) else unwrapped(function)
     try:
@@ -40,22 +43,22 @@ def names_in(source: str, name: str, line: int | None = None) -> set[str]:
     """Every name that stands in the definition of `name`, and in those of its file that it uses, and what they import.
 
     A text that could be a name, as in getattr(pkv, "decode"), counts too, but not a function of the file's own that has
-    the name of what no task may use: another `decode`. A copy of the specification counts as its name. line: where it
-    begins, if it is a function inside of another, or has no name.
+    the name of what no task may use: another `decode`. A copy of the specification counts as its name. line: where the
+    function itself begins, of which only that counts which it uses; None: whatever the file does to it counts, too.
     """
     tree = ast.parse(source)
     found = list(statements(tree.body))
     bound: dict[str, list[ast.AST]] = {}  # what gives a name its meaning, or changes it
     defined = {one for statement in found if not isinstance(statement, IMPORTS) for one in defines(statement)}
     for statement in found:
-        for one in defines(statement) | changes(statement):
+        for one in defines(statement) | (changes(statement) if line is None else set()):
             bound.setdefault(one, []).append(statement)
     if name not in bound:  # made in some other way: all of the file is suspect
-        inner = [node for node in ast.walk(tree) if isinstance(node, (*FUNCTIONS, ast.Lambda)) and node.lineno == line]
-        bound[name] = [*inner] or [*found]
-    bound[name] += [
-        one for one in found if not isinstance(one, FUNCTIONS) and FAR_REACHING & set().union(*names_of(one))
-    ]
+        bound[name] = [node for node in ast.walk(tree) if line is not None and line == first_line(node)] or [*found]
+    if line is None:
+        bound[name] += [
+            one for one in found if not isinstance(one, FUNCTIONS) and FAR_REACHING & set().union(*names_of(one))
+        ]
     used: set[str] = set()
     todo, done = [name], set[str]()
     while todo:
@@ -70,6 +73,13 @@ def names_in(source: str, name: str, line: int | None = None) -> set[str]:
     if is_copy(bound, name):
         used.add(f"{name}_spec")
     return used - {name}
+
+
+def first_line(node: ast.AST) -> int | None:
+    """Where a function begins, with its decorators; None of anything else."""
+    if isinstance(node, (*FUNCTIONS, ast.Lambda)):
+        return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
+    return None
 
 
 def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -75,7 +75,7 @@ class Raised:
     means: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a task is itself: some of its specs are dicts, which have no hash
 class Task:
     """One task of an exercise file.
 
