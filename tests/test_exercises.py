@@ -20,6 +20,7 @@ from pkv.course.graders import asking
 from pkv.course.graphs import Watch
 from pkv.course.home import material, unsolved
 from pkv.course.judging import NOT_STARTED, judge
+from pkv.course.meaning import first_line
 from pkv.course.sending import received, sent
 from pkv.course.tasks import Mistake, Property, Raised, Task, all_tasks, file_of, find_task
 from pkv.course.telling import KEPT
@@ -251,32 +252,60 @@ def test_a_judgement_takes_little_time():
     assert time.monotonic() - began < 2
 
 
-@pytest.mark.parametrize(("task_id", "old", "new", "words"), [
-    ("ex01_5", "tl.load(offsets + row), tl.load(offsets + row + 1)", "offsets[row], offsets[row + 1]",
+ONLY_TL = "inside of a kernel only tl's functions work, not torch's"
+SHAPES = "shapes do not fit: axes are compared from the last one on, and [:, None] or [None, :] adds one"
+LOADS, LARGEST = "tl.load(offsets + row), tl.load(offsets + row + 1)", "tl.max(scores, 0)"
+IN_KERNELS = [  # of ex01_5 or ex01_4: what is put in the place of what, and what is said of that
+    (LOADS, "offsets[row], offsets[row + 1]",
      "TypeError: 'int' object is not iterable, line LINE: a kernel reads memory with tl.load(pointer + offset), not "
      "with [...]; there offsets is a pointer to int32, row is a number (int32)"),
-    ("ex01_5", "tl.load(offsets + row), tl.load(offsets + row + 1)", "offsets, torch.exp(offsets)",
-     "TypeError: exp(): argument 'input' (position 1) must be Tensor, not tensor, line LINE: inside of a kernel only "
-     "tl's functions work, not torch's; there offsets is a pointer to int32"),
-    ("ex01_4", "tl.max(scores, 0)", "scores.no_such_thing()",
+    (LOADS, "offsets, torch.exp(offsets)",
+     "TypeError: exp(): argument 'input' (position 1) must be Tensor, not tensor, line LINE: " + ONLY_TL
+     + ": use tl.exp; there offsets is a pointer to int32"),
+    (LARGEST, "scores.no_such_thing()",
      "AttributeError: 'tensor' object has no attribute 'no_such_thing', line LINE: there running_max is a "),
-])  # fmt: skip
-def test_what_a_kernel_raises_is_named_and_not_what_wraps_it(task_id, old, new, words, tmp_path):
-    path = file_of(material("solutions"), find_task(task_id).exercise)
+    (LARGEST, "torch.max(scores, 0)", "but expected one of: * (Tensor input, "),
+    (LARGEST, "torch.max(scores, 0)", f"..., line LINE: {ONLY_TL}: use tl.max; there running_max is a block [8]"),
+    (LARGEST, "torch.no_such_thing", "AttributeError: module 'torch' has no attribute 'no_such_thing', line LINE: "),
+    (LARGEST, "torch.zeros(8)", f", line LINE: {ONLY_TL}: use tl.zeros; there running_max is a block [8]"),
+    ("multiply(k, query)", "(k @ query)", ", line LINE: a kernel has no @: use the given multiply(a, b); there "),
+    ("exists[:, None]", "exists", f"incompatible dimensions at index 1: 16 and 8, line LINE: {SHAPES}; there exists"),
+    ("running_sum = tl.zeros([BLOCK_H], tl.float32)", "running_sum = tl.zeros([BLOCK_H])",
+     "TypeError: zeros() missing 1 required positional argument: 'dtype', line LINE: zeros() is called with other "
+     "arguments than it takes; there BLOCK_H is "),
+    ("tl.zeros([BLOCK_D], tl.float32)", "tl.zeros([BLOCK_D])", "missing 1 required positional argument: 'dtype', line "
+     "LINE: zeros() is called with other arguments than it takes; there BLOCK_D is "),
+    ("running_max = new_max\n        total", "running_max = other = new_max\n        total",
+     "Multiple assignments are not supported, line LINE: a kernel takes one assignment a line: a = c, and in the "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "words"), IN_KERNELS)
+def test_what_a_kernel_raises_is_named_and_explained_and_not_what_wraps_it(old, new, words, tmp_path):
+    path = file_of(material("solutions"), "ex01")
     text = path.read_text(encoding="utf-8")
     assert text.count(old) == 1
+    at = text.index(old)
     (tmp_path / path.name).write_text(text.replace(old, new, 1), encoding="utf-8")
-    said = report_apart(find_task(task_id), tmp_path, 1).lines[0].text
-    line = text[: text.index(old)].count("\n") + 1
+    task = find_task("ex01_4" if at < text.index("def attend_split_spec") else "ex01_5")
+    said = report_apart(task, tmp_path, 1).lines[0].text
+    line = text[:at].count("\n") + 1
     found = int(re.search(r", line (\d+): ", said)[1])
     assert found in (line, line + 1)  # the interpreter's count is its own
-    assert f"raises {words.replace('LINE', str(found))}" in said
+    assert words.replace("LINE", str(found)) in said
+
+
+def test_a_message_that_ends_with_a_colon_goes_on_and_another_is_its_first_line():
+    assert first_line(ValueError("one of these:\n  a\n  b")) == "one of these: a b"
+    assert first_line(ValueError("one\ntwo:\n")) == "one"
+    assert first_line(ValueError("")) == ""
+    assert first_line(ValueError("x" * 1000)).endswith("xx...")
 
 
 SCALE = "; there scale is 0.3"
+EMPTY = "there is nothing to take the largest of, or the smallest: it is empty"
 EXPLAINED = {  # what attend_row(q, k, v, scale) returns, and what is said of that
-    "q[:2] + k[0]": "shapes do not fit: axes are compared from the last one on, and [:, None] adds one; there q is a "
-    "tensor [3, 8] of float32, k is a tensor [1, 3, 8] of float32",
+    "q[:2] + k[0]": f"{SHAPES}; there q is a tensor [3, 8] of float32, k is a tensor [1, 3, 8] of float32",
     "range(scale)": f"a count or an index is an int: / gives a float, // an int{SCALE}",
     "[*scale]": f"one value stands where several are taken apart{SCALE}",
     "scale[0]": f"it has fewer axes than are indexed{SCALE}",
@@ -290,7 +319,12 @@ EXPLAINED = {  # what attend_row(q, k, v, scale) returns, and what is said of th
     "sums; sums = 0": "it is used before it is given a value: on every way through the function?",
     "nowhere": "nothing in the file has that name there",
     "1 // 0": "it divides by 0: what of a row without tokens?",
-    "attend_row(q)": "a function is called with other arguments than stand in its head",
+    "attend_row(q)": "attend_row() is called with other arguments than it takes",
+    "q.sum(q=q)": "sum() is called with other arguments than it takes",
+    "k[:0].amax(0)": EMPTY,
+    "k[:0].max()": EMPTY,
+    "max(())": EMPTY,
+    "__import__('numpy').zeros(0).max()": EMPTY,
     "attend_row(q, k, v, scale)": "it calls itself without end",
 }
 
@@ -307,6 +341,12 @@ def test_what_python_says_is_explained(returned, tmp_path):
     said = judged(find_task("ex00_4"), answer_of(tmp_path, f"return {returned}")).lines[0].text
     assert re.search(r"raises \w+: .*, line 2: ", said)
     assert EXPLAINED[returned] in said
+
+
+def test_a_head_that_was_changed_is_said_to_be_the_exercises_own(tmp_path):
+    for function in (lambda q: q, lambda q, *, key: q, lambda: None):
+        said = judged(find_task("ex00_4"), function).lines[0].text
+        assert "calls it with other arguments than stand in its head: its own head must stay as it is" in said
 
 
 def test_what_is_not_known_is_not_explained(tmp_path):

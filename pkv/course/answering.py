@@ -21,9 +21,9 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pkv.course.comparing import agree, plain
-from pkv.course.meaning import meaning, place_of
+from pkv.course.meaning import first_line, place_of, raised
 from pkv.course.printed import Printed
-from pkv.course.tasks import Raised, Spec, Task, file_of
+from pkv.course.tasks import Spec, Task, file_of
 
 NOT_STARTED, BROKEN = "not started", "broken"
 LARGEST = 1 << 20  # bytes of an exercise file
@@ -216,35 +216,7 @@ def changed_argument(names: tuple[str, ...], before: list[Any], after: list[Any]
     return None
 
 
-def raised(error: BaseException, function: Any) -> Raised:
-    """An exception, with the line of the answer file that it came from."""
-    path = getattr(inspect.unwrap(getattr(function, "fn", function)), "__code__", None)
-    file = path.co_filename if path is not None else ""
-    inner = innermost(error)
-    line = line_of(inner, file) or line_of(error, file)
-    return Raised(type(inner).__name__, first_line(inner), line, meaning(inner, file))
-
-
-def innermost(error: BaseException) -> BaseException:
-    """What a kernel has raised: Triton's interpreter wraps it, once for each function that it came through."""
-    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
 def said(error: BaseException, path: Path) -> str:
     """An exception in a line: its kind, its text, where in the file."""
-    line = line_of(error, str(path))
+    _, line = place_of([error], str(path))
     return f"{type(error).__name__}: {first_line(error)}{f' (line {line})' if line else ''}"
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's text; "" where it has none to give."""
-    with contextlib.suppress(Exception):  # its __str__ is the answer's own
-        return next(iter(str(error).strip().splitlines()), "")[:200]
-    return ""
-
-
-def line_of(error: BaseException, file: str) -> int | None:
-    """The last line of a file that an exception came through."""
-    return place_of(error, file)[1] or None

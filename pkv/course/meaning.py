@@ -4,6 +4,8 @@ TypeError: 'int' object is not iterable, line 214: a kernel reads memory with tl
 [...]; there offsets is a pointer to int32, row is a number (int32)
 """
 
+import ast
+import inspect
 import linecache
 import re
 import traceback
@@ -12,12 +14,18 @@ from typing import Any
 
 import torch
 
-MOST_NAMES = 4
+from pkv._triton import tl
+from pkv.course.tasks import Raised
+
+MOST_NAMES, MOST_LETTERS = 4, 200
 NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 POINTER = "a kernel reads memory with tl.load(pointer + offset), not with [...]"
+ONLY_TL = "inside of a kernel only tl's functions work, not torch's"
+ONE_ASSIGNMENT = "Multiple assignments are not supported"
+CALL = re.compile(
+    r"TypeError: (?:.*\.)?([^\s.]+)\(\) (takes .* positional|missing \d|got an unexpected|received an invalid comb)"
+)
 SENTENCES = (  # what "kind: text" looks like, and what that means; of several the first
-    (r"^TypeError: .* takes .* positional|^TypeError: .*(missing \d+ required|unexpected keyword)",
-     "a function is called with other arguments than stand in its head: the exercise's own head must stay as it is"),
     (r"cannot be interpreted as an integer|slice indices must be integers|list indices must be integers",
      "a count or an index is an int: / gives a float, // an int"),
     (r"NoneType", "something is None: does what gives it lack a `return`?"),
@@ -30,8 +38,12 @@ SENTENCES = (  # what "kind: text" looks like, and what that means; of several t
     (r"only integer tensors of a single element|tensors used as indices", "what is used as an index must be an int, or "
      "a tensor of them: .long()"),
     (r"size of tensor a|must match the (size|existing size)|shapes? .*(mismatch|cannot be)|expanded size|broadcast|"
-     "must be equal to", "shapes do not fit: axes are compared from the last one on, and [:, None] adds one"),
+     "must be equal to|incompatible dimensions", "shapes do not fit: axes are compared from the last one on, and "
+     "[:, None] or [None, :] adds one"),
     (r"must have the same dtype|expected scalar type|to have the same dtype", "two dtypes meet: .to(...) makes one"),
+    (r"Expected reduction dim|zero-size array|argument is empty|empty sequence", "there is nothing to take the largest "
+     "of, or the smallest: it is empty"),
+    (ONE_ASSIGNMENT, "a kernel takes one assignment a line: a = c, and in the next line b = c"),
     (r"^IndexError", "an index goes past the end: n entries are 0 to n - 1"),
     (r"^KeyError", "there is no entry of that name"),
     (r"^UnboundLocalError", "it is used before it is given a value: on every way through the function?"),
@@ -41,37 +53,102 @@ SENTENCES = (  # what "kind: text" looks like, and what that means; of several t
     (r"must be of type tl.constexpr|power of 2", "a block's shape is known before the kernel runs: a tl.constexpr, and "
      "a power of two"),
     (r"Unsupported ptr type|invalid operands of type pointer", "memory is read at a pointer plus an offset"),
-    (r"must be Tensor, not tensor", "inside of a kernel only tl's functions work, not torch's"),
 )  # fmt: skip
 
 
-def meaning(error: BaseException, file: str) -> str:
-    """What an exception means, and what the names are in the line of `file` that it comes from; "" where none is known.
+def raised(error: BaseException, function: Any) -> Raised:
+    """An exception as an answer, with the line of the answer file that it came from, and what that means there."""
+    code = getattr(inspect.unwrap(getattr(function, "fn", function)), "__code__", None)
+    file = code.co_filename if code is not None else ""
+    errors = unwrapped(error)
+    frame, line = place_of(errors, file)
+    if ONE_ASSIGNMENT in first_line(errors[0]):
+        frame, line = None, line_of_two(file) or line
+    return Raised(type(errors[0]).__name__, first_line(errors[0]), line or None, meaning(errors[0], frame, file, line))
+
+
+def unwrapped(error: BaseException) -> list[BaseException]:
+    """What a kernel has raised, and what wraps it: Triton's interpreter does so for each function it came through."""
+    errors = [error]
+    while type(errors[0]).__name__ == "InterpreterError" and errors[0].__cause__ is not None:
+        errors.insert(0, errors[0].__cause__)
+    return errors
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, and where that announces the next ones, these; "" where it has none."""
+    try:
+        lines = [line.strip() for line in str(error).strip().splitlines()]
+    except Exception:  # its __str__ is the answer's own
+        return ""
+    text = " ".join(lines) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    return text if len(text) <= MOST_LETTERS else f"{text[:MOST_LETTERS]}..."
+
+
+def place_of(errors: list[BaseException], file: str) -> tuple[FrameType | None, int]:
+    """The last place of a file that an exception came through: that of the first which came through any."""
+    for error in errors:
+        places = [place for place in traceback.walk_tb(error.__traceback__) if place[0].f_code.co_filename == file]
+        if places:
+            return places[-1]
+    return None, 0
+
+
+def line_of_two(file: str) -> int | None:
+    """Where a kernel of a file has a = b = c. Triton reads a kernel before it runs, and does not say where."""
+    tree = ast.parse("".join(linecache.getlines(file)))
+    kernels = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    lines = [
+        node.lineno for one in kernels for node in ast.walk(one) if isinstance(node, ast.Assign) and node.targets[1:]
+    ]
+    return lines[0] if lines else None
+
+
+def meaning(error: BaseException, frame: FrameType | None, file: str, line: int) -> str:
+    """What an exception means, and what the names are in the line that it comes from; "" where none is known.
 
     Whatever the answer's own values do when they are looked at, this raises nothing.
     """
     try:
-        frame, line = place_of(error, file)
-        values = values_in(linecache.getline(file, line), frame) if frame else {}
+        text = linecache.getline(file, line)
+        values = values_in(text, frame) if frame else {}
         there = ", ".join(f"{name} is {what}" for name, value in values.items() if (what := described(value)))
-        said = sentence(f"{type(error).__name__}: {error}", values, linecache.getline(file, line))
+        message = f"{type(error).__name__}: {error}"
+        said = of_kernel(message, frame, values, text) or of_call(message, frame) or of_python(message)
     except Exception:
         return ""
     return "; ".join(filter(None, [said, there and f"there {there}"]))
 
 
-def sentence(message: str, values: dict[str, Any], line: str) -> str:
-    """What a message means; "" of one that is not in the list."""
-    indexed = [name for name, value in values.items() if is_pointer(value) and re.search(rf"\b{name}\[", line)]
-    if indexed:
+def of_kernel(message: str, frame: FrameType | None, values: dict[str, Any], line: str) -> str:
+    """What a message means in a kernel's line; "" where it is none, or the message says the same as elsewhere."""
+    if any(is_pointer(value) and re.search(rf"\b{name}\[", line) for name, value in values.items()):
         return POINTER
+    if frame is None or not any(is_of_triton(value, "tensor") for value in frame.f_locals.values()):
+        return ""
+    of_torch = re.search(r"\btorch\.(\w+)\(", line) or re.match(r"\w+: (\w+)\(\).*\btensor\b", message)
+    if of_torch or any(isinstance(value, torch.Tensor) for value in values.values()):
+        return ONLY_TL + (f": use tl.{of_torch[1]}" if of_torch and hasattr(tl, of_torch[1]) else "")
+    if "operand type(s) for @" in message:
+        return (
+            f"a kernel has no @: use {'the given multiply(a, b)' if 'multiply' in frame.f_globals else 'tl.dot(a, b)'}"
+        )
+    return ""
+
+
+def of_call(message: str, frame: FrameType | None) -> str:
+    """What is said of a call with other arguments than a function takes: the exercise's own, or another."""
+    found = CALL.match(message)
+    if not found:
+        return ""
+    if frame is None:
+        return "the exercise calls it with other arguments than stand in its head: its own head must stay as it is"
+    return f"{found[1]}() is called with other arguments than it takes"
+
+
+def of_python(message: str) -> str:
+    """What a message means anywhere; "" of one that is not in the list."""
     return next((means for pattern, means in SENTENCES if re.search(pattern, message)), "")
-
-
-def place_of(error: BaseException, file: str) -> tuple[FrameType | None, int]:
-    """The last place of a file that an exception came through."""
-    places = [place for place in traceback.walk_tb(error.__traceback__) if place[0].f_code.co_filename == file]
-    return places[-1] if places else (None, 0)
 
 
 def values_in(line: str, frame: FrameType) -> dict[str, Any]:

@@ -24,19 +24,9 @@ from typing import Any, NoReturn
 import torch
 
 import pkv.course
-from pkv.course.answering import (
-    BROKEN,
-    Answer,
-    Question,
-    Refused,
-    Stop,
-    ask,
-    first_line,
-    function_in,
-    raised,
-    redirected,
-)
+from pkv.course.answering import BROKEN, Answer, Question, Refused, Stop, ask, function_in, redirected
 from pkv.course.guarding import die_with_parent, guard, inherit_orphans, limit_memory
+from pkv.course.meaning import first_line, raised
 from pkv.course.packing import TooLarge, packed
 from pkv.course.printed import Printed
 from pkv.course.sending import GRADERS, received
