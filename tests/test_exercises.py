@@ -11,7 +11,7 @@ import torch
 from triton.runtime import interpreter
 
 import pkv
-from pkv.course.answering import Answer, Question, answers, ask, function_of, load
+from pkv.course.answering import BROKEN, Answer, Question, Stop, answers, ask, function_of, load
 from pkv.course.checking import as_text, failure, report_apart
 from pkv.course.comparing import agree, difference, plain
 from pkv.course.diagnosing import wrong_answer
@@ -382,6 +382,8 @@ def test_one_exception_is_said_once(tmp_path):
     assert "raises ValueError: the very same" in first
     assert others == ['the same as under "out and lse of a few tokens"'] * len(others)
     assert as_text(report).count("the very same") == 1
+    assert f'✗ {len(others)} properties: the same as under "out and lse of a few tokens"\n' in as_text(report)
+    assert [failure(report, line).count("hint 1") for line in report.lines[:-1]] == [1] + [0] * len(others)
 
 
 def test_one_mistake_is_said_once_and_so_is_an_answer_of_none():
@@ -394,9 +396,84 @@ def test_one_mistake_is_said_once_and_so_is_an_answer_of_none():
 
 def test_what_differs_from_property_to_property_is_said_of_each():
     report = judged(find_task("ex00_1"), lambda length, page_size: 1000 + length)
-    assert [line.text.count("expected") for line in report.lines[:-1]] == [1] * len(report.task.properties)
+    assert [line.text.count("expected") for line in report.lines[:-1]] == [1, 1, 1, 0]
     report = judged(POWERS, lambda n: 1 // 0 if n == 2 else n.another)
     assert [line.text.count("raises") for line in report.lines[:-1]] == [1, 0, 1]
+
+
+def test_steps_are_not_judged_of_wrong_numbers_but_of_right_ones():
+    """Whether the mistake has a name, or not; one wrong number is shown, in whatever property."""
+    for wrong in (lambda length, page_size: 1000 + length, lambda length, page_size: length // page_size + 1):
+        report = judged(find_task("ex00_1"), wrong)
+        assert report.lines[3].text == "not judged until the numbers are right"
+        assert not report.lines[3].holds
+    report = judged(
+        find_task("ex00_1"), lambda length, page_size: 7 if 500 <= length < 900 else -(-length // page_size)
+    )
+    assert report.lines[3].text.endswith("got 7")
+    report = judged(find_task("ex00_1"), lambda length, page_size: sum(1 for _ in range(0, length, page_size)))
+    assert report.lines[3].text.startswith("loops over tokens or pages: the task is to do without; for length = ")
+
+
+def test_of_many_faults_without_a_name_the_first_is_shown_in_full():
+    """Of the others what is another input, and one number. Nothing else is said of them."""
+    report = judged(find_task("ex02_1"), lambda length, n_splits, tile: [(3, 5)] * n_splits, shrinks=False)
+    assert report.diagnosis is None
+    assert [line.text.count("expected") for line in report.lines] == [1, 1, 1, 1, 0]
+    for line in report.lines[1:4]:
+        assert re.search(r": split \d+, bound \d+: expected \d+, got [35]$", line.text), line.text
+    table = dataclasses.replace(
+        POWERS, right=lambda n: [[n, n]] * 3, mistakes=(), arguments=lambda spec: (spec["n"],),
+        properties=tuple(
+            Property(f"of {n}", lambda rng, n=n: [{"n": n, "rows": [[1] * 10] * 4, "pages": [[2] * 10] * 4}])
+            for n in (1, 2)
+        ),
+    )  # fmt: skip
+    first, second, _ = judged(table, lambda n: [[n, -1]] * 3, shrinks=False).lines
+    assert first.text.startswith("for n = 1, rows = [[1, 1")
+    assert second.text == "for n = 2 (else as above): entry 0, entry 1: expected 2, got -1"
+
+
+def test_where_answers_end_the_input_is_said_first():
+    """Also where an earlier input of the same property has a wrong answer."""
+
+    def ask_until(end):
+        return lambda specs: (
+            [Answer(-1 if spec["n"] == 2 else spec["n"] ** 3) for spec in specs[:end]]
+            + [Stop(BROKEN, "no answer within 60 s", asked=True)]
+        )
+
+    for end, words in ((2, "for n = 9"), (4, "for n = 50")):
+        out = as_text(judge(POWERS, ask_until(end), 1, set()))
+        assert f"{words}: no answer within 60 s" in out
+        assert out.count("within 60 s") == 1
+        assert out.index("within 60 s") < out.find("not asked any more") or end == 4
+
+
+def test_what_is_named_is_not_said_again():
+    ready = judged(
+        find_task("ex00_4"), lambda q, k, v, scale: torch.nn.functional.scaled_dot_product_attention(q, k, v)
+    )
+    text = as_text(ready)
+    assert text.count("scaled_dot_product_attention") == 1
+    assert "✗ it is your own work: no ready-made attention, and not the task's own specification: scaled_dot_" in text
+    assert "5 properties: not judged: it is not your own work" in text
+    loops = judged(find_task("ex00_1"), lambda length, page_size: sum(1 for _ in range(0, length, page_size)))
+    assert as_text(loops).count("loop") == 2, "in the property's name, and in the mistake's"
+    assert "raises" not in as_text(loops)
+    empty = judged(find_task("ex00_3"), lambda pages, table, row, n: torch.stack(
+        [pages[table[row, t // pages.shape[1]], t % pages.shape[1]] for t in range(n)]))  # fmt: skip
+    (line,) = (line for line in empty.lines if line.name == "an empty row")
+    assert "fails for a row without tokens" in line.text
+    assert "raises RuntimeError: stack expects a non-empty TensorList, line " in line.text
+    assert "there " not in line.text
+
+
+def test_values_that_nobody_has_asked_for_are_no_list():
+    for wrong in (lambda *given: (pair for pair in [(0, 1)]), lambda *given: zip([0], [1])):
+        out = as_text(judged(find_task("ex02_1"), wrong))
+        assert out.count("whose values nobody has asked for: return a list") == 1
+        assert "3 properties: the same as under" in out
 
 
 def test_the_mistake_that_explains_the_most_is_named_and_shown_where_no_other_is_alike():

@@ -965,10 +965,11 @@ def test_an_answer_that_crashes_ends_its_own_process(mine, capsys):
     for given in ((), (crash,)):
         out = said(capsys, "ex00_1", *given)
         assert f"ex00_1: for length = 3, page_size = 4: {CRASHED}" in out
-        assert out.endswith("  printed, for length = 3, page_size = 4:\n    to the edge\n")
+        assert out.endswith("  printed, for length = 3, page_size = 4:\n    to the edge\n  hint('ex00_1') helps\n")
     assert states() == {"ex00_1": "broken"}
     (mine / "exercises" / FIRST).write_text("import os\nos._exit(3)\n")
     assert f"importing {FIRST} ended its process (exit code 3)" in said(capsys)
+    assert "helps" not in said(capsys)
 
 
 def test_so_does_a_kernel_that_reads_outside_of_its_arrays(mine, capsys):
@@ -1052,3 +1053,4 @@ def test_an_answer_that_never_ends_is_ended(mine):
 
     report = checking.report_here(find_task("ex00_1"), 1, endless, seconds=0.3)
     assert "for length = 3, page_size = 4: no answer within 0.3 s: does a loop ever end?" in checking.as_text(report)
+    assert checking.as_text(report, in_shell=True).endswith("\n  `pkv hint ex00_1` helps")

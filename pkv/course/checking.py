@@ -121,14 +121,25 @@ def as_text(report: Report, in_shell: bool = False) -> str:
             f"then check again. {helps} helps."
         )
     if report.state == BROKEN:
-        return "\n".join([f"{task.id}: {report.text}", *words(report), *printed(report)])
-    lines = [f"{task.id} {task.title}"]
-    lines += [
-        f"  {TICK if line.holds else CROSS} {line.name}{': ' + line.text if line.text else ''}" for line in report.lines
-    ]
+        is_asked = report.stop is not None and report.stop.asked
+        lines = [f"{task.id}: {report.text}", *words(report), *printed(report)]
+        return "\n".join([*lines, f"  {helps} helps"] if is_asked else lines)
+    lines = [f"{task.id} {task.title}", *(f"  {line}" for line in property_lines(report))]
     if report.is_correct:
         return "\n".join([*lines, *printed(report), f"  {verdict_on(task)}"])
     return "\n".join([*lines, *words(report), *printed(report), f"  {helps} helps; {again} repeats these numbers"])
+
+
+def property_lines(report: Report) -> list[str]:
+    """One line a property; one for all of which the same is said."""
+    alike: dict[str, list[str]] = {}
+    for line in report.lines:
+        alike.setdefault(line.name if line.holds else line.text, []).append(line.name)
+    return [
+        f"{TICK} {text}" if names == [text]
+        else f"{CROSS} {names[0] if len(names) == 1 else f'{len(names)} properties'}{text and f': {text}'}"
+        for text, names in alike.items()
+    ]  # fmt: skip
 
 
 def words(report: Report) -> list[str]:
@@ -151,10 +162,10 @@ def verdict_on(task: Task) -> str:
 
 
 def failure(report: Report, line: Line) -> str:
-    """What a grader says of a property that does not hold: the same words, and the next hint."""
+    """What a grader says of a property that does not hold: the same words, and with the first one the next hint."""
     if report.state == NOT_STARTED:
         return as_text(report)
-    known = hints_of(report.task.id)
+    known = hints_of(report.task.id) if line is next(one for one in report.lines if not one.holds) else ()
     helps = f"\nhint 1 of {len(known)}: {known[0]}" if known else ""
     means = "".join(f"\n    {text}" for text in line.words)
     return f"{report.task.id} {line.name}: {line.text or report.text}{means}{helps}"

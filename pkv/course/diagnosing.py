@@ -11,10 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from pkv.course.answering import Answer, Stop
 from pkv.course.comparing import agree, brief, difference, plain
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task
 
+LAZY = {f"<{name}>" for name in ("generator", "map", "zip", "filter", "reversed", "enumerate", "chain", "accumulate")}
 AGREE = 4.0  # two ways to the same wrong answer round otherwise: so many tolerances apart at most
 
 
@@ -30,16 +33,29 @@ def is_shortcut(value: Any) -> bool:
     return isinstance(value, Raised) and value.kind == "Shortcut"
 
 
+def is_lazy(value: Any) -> bool:
+    """Is it what would give values, one after another, to who asks?"""
+    return isinstance(value, str) and value in LAZY
+
+
+def exception_text(raised: Raised) -> str:
+    """What is said of an exception, but for what it means."""
+    return f"raises {brief(raised)}{f', line {raised.line}' if raised.line else ''}"
+
+
 def fault_of(task: Task, case: Case, answer: Answer | Stop | None) -> str | None:
     """What is wrong with one answer; None where it is right."""
     if answer is None or isinstance(answer, Stop):
         return answer.text if answer else "no answer"
     if isinstance(answer.value, Raised):
-        line = f", line {answer.value.line}" if answer.value.line else ""
-        means = f": {answer.value.means}" if answer.value.means else ""
-        return f"raises {brief(answer.value)}{line}{means}"
+        return exception_text(answer.value) + (f": {answer.value.means}" if answer.value.means else "")
     if answer.value is None and plain(case.right) is not None:
         return "returns None: is a `return` missing?"
+    if is_lazy(answer.value):
+        kind = "tensor" if isinstance(case.right, torch.Tensor) else type(case.right).__name__
+        return (
+            f"gives a {answer.value[1:-1]}, whose values nobody has asked for: return a{'n' * (kind == 'int')} {kind}"
+        )
     fault = difference(plain(case.right), answer.value, task.tolerance, task.axes)
     if fault is None and answer.changed:
         return f"overwrites its argument {answer.changed}: make a new one, others still need it"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pkv.course.answering import Answer, Stop
-from pkv.course.comparing import brief
-from pkv.course.diagnosing import Answers, case_of, explains, fault_of, suspects
+from pkv.course.comparing import brief, difference, plain
+from pkv.course.diagnosing import Answers, case_of, exception_text, explains, fault_of, is_lazy, is_shortcut, suspects
 from pkv.course.glossary import words_of
 from pkv.course.likeness import Likeness
 from pkv.course.shrinking import SECONDS, shrink
@@ -25,6 +25,12 @@ KEPT = Mistake(
     shows=lambda case, got: True,
 )
 MOST_LOOKED_AT = 6  # wrong answers of a property, for one that shows its mistake and no other
+MOST_LETTERS, MOST_AXES = 60, 8  # of an input that is shown once more; of an answer
+NO_LOOP = "no loop"  # how a property's name begins which speaks of steps, not of numbers
+NOT_JUDGED, NOT_OWN = (
+    "not judged until the numbers are right",
+    "not judged: it is not your own work, as the last line says",
+)
 
 
 @dataclass(frozen=True)
@@ -89,29 +95,50 @@ class Telling:
         mistake = KEPT if self.keeps else self.answers.diagnosis(prop)
         name = mistake.name if mistake else None
         self.mistakes += [mistake] if mistake else []
-        is_answered = wrong[0] < len(self.answers.given)
+        last = len(self.answers.given) - 1
+        is_stopped = isinstance(self.answers.given[last], Stop)
+        if wrong[0] > last:
+            return Line(prop.name, False, "not asked any more" if is_stopped else str(self.answers.faults[wrong[0]]))
+        if is_stopped and last in wrong:
+            wrong = [last]  # why the next properties are not asked
+        answer = self.answers.given[wrong[0]]
+        if isinstance(answer, Answer) and is_shortcut(answer.value):
+            return Line(prop.name, False, NOT_OWN)
+        if prop.name.startswith(NO_LOOP) and self.shown(wrong[0]).is_value and self.others_fail(prop):
+            return Line(prop.name, False, NOT_JUDGED, name)
         kind = mistake.name if mistake else self.kind_of(wrong[0])
         if kind in self.told:
-            same = f'the same as under "{self.told[kind]}"' if is_answered else "not asked any more"
-            return Line(prop.name, False, same, name)
+            return Line(prop.name, False, f'the same as under "{self.told[kind]}"', name)
         is_first = not self.told
         self.told[kind or prop.name] = prop.name
-        if not is_answered:
-            return Line(prop.name, False, f"not asked any more: {self.answers.faults[wrong[0]]}")
         shown = self.shown(wrong[0]) if self.keeps else self.clearest(wrong, mistake)
         if self.shrinks and shown.is_value and not self.keeps:
             like, seconds = Likeness(prop, shown.case.spec), SECONDS / self.n_failing
             shown = smallest(self.answers.task, shown, mistake, like, self.again, seconds)
-        self.first = shown if is_first else self.first
+        if is_first:
+            self.first = shown
+        elif mistake is None and shown.is_value:
+            return self.in_short(prop, shown)
         return Line(prop.name, False, text_of(shown, mistake), name, words_of(self.answers.task, shown.case.spec))
+
+    def others_fail(self, prop: Property) -> bool:
+        """Does any other property?"""
+        return any(fault and owner is not prop for owner, fault in zip(self.answers.owners, self.answers.faults))
+
+    def in_short(self, prop: Property, shown: Shown) -> Line:
+        """One more wrong answer without a name: in what its input is another than the first one, and one number."""
+        task, spec = self.answers.task, shown.case.spec
+        other = {key: value for key, value in spec.items() if self.first.case.spec.get(key) != value and key != "seed"}
+        is_long = 0 < len(other) < len(spec) - 1 and len(show(spec)) > MOST_LETTERS
+        where = f"{show(other)} (else as above)" if is_long else show(spec)
+        right, got = plain(shown.case.right), getattr(shown.answer, "value", None)
+        fault = difference(right, got, task.tolerance, task.axes or ("entry",) * MOST_AXES) or shown.fault
+        return Line(prop.name, False, f"for {where}: {fault}", None, words_of(task, other if is_long else spec))
 
     def kind_of(self, index: int) -> Any:
         """What two properties may fail in alike; None where what differs is to be shown of each."""
-        fault = self.answers.faults[index]
-        if index >= len(self.answers.given):
-            return fault
-        answer = self.answers.given[index]
-        if isinstance(answer, Stop) or answer.value is None or answer.changed:
+        fault, answer = self.answers.faults[index], self.answers.given[index]
+        if isinstance(answer, Stop) or answer.value is None or answer.changed or is_lazy(answer.value):
             return fault
         return self.answers.exception(index)
 
@@ -129,11 +156,19 @@ class Telling:
 
 def text_of(shown: Shown, mistake: Mistake | None) -> str:
     """What is said of a wrong answer."""
-    text = f"for {show(shown.case.spec)}: {shown.fault}"
+    where = f"for {show(shown.case.spec)}"
     if mistake is None or isinstance(shown.answer, Stop):
-        return text
+        return f"{where}: {shown.fault}"
     says = mistake.says if isinstance(mistake.says, str) else mistake.says(shown.case, shown.answer.value)
-    return f"{says}; {text}"
+    fault = fault_beside(says, shown.answer.value) if isinstance(shown.answer.value, Raised) else shown.fault
+    return f"{says}; {where}{fault and f': {fault}'}"
+
+
+def fault_beside(says: str, raised: Raised) -> str:
+    """What an exception adds to the mistake that is named. One of the judge's own, of no line, says the same."""
+    if raised.line is None:
+        return raised.text if raised.text.startswith("expected") else ""
+    return "" if raised.text and raised.text in says else exception_text(raised)
 
 
 def smallest(task: Task, shown: Shown, mistake: Mistake | None, like: Likeness, ask: Ask, seconds: float) -> Shown:
