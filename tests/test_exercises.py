@@ -469,6 +469,19 @@ def test_what_is_named_is_not_said_again():
     assert "there " not in line.text
 
 
+def test_tuples_are_shown_as_the_statement_has_them():
+    """Whatever the answer's are: lists, or tuples that have travelled."""
+    task = find_task("ex02_1")
+    for kind in (tuple, list):
+        text = judged(task, lambda length, n, tile, kind=kind: [kind((0, 16, 7))] * n, shrinks=False).lines[0].text
+        assert text.endswith(": split 0: expected 2 entries, (0, 16), got 3, (0, 16, 7)")
+        text = judged(task, lambda length, n, tile, kind=kind: [kind((0, 16))], shrinks=False).lines[0].text
+        assert text.endswith(": expected 2 entries, [(0, 16), (16, 40)], got 1, [(0, 16)]")
+    assert difference(plain((1,)), [2], 0.0) == "expected (1,), got (2,)"
+    assert difference(plain([1, 2]), plain((2, 1)), 0.0) == "expected [1, 2], got [2, 1]"
+    assert difference(plain({"a": (1, 2)}), plain({"a": [1, 3]}), 0.0) == "a: expected (1, 2), got (1, 3)"
+
+
 def test_values_that_nobody_has_asked_for_are_no_list():
     for wrong in (lambda *given: (pair for pair in [(0, 1)]), lambda *given: zip([0], [1])):
         out = as_text(judged(find_task("ex02_1"), wrong))

@@ -22,6 +22,10 @@ COMPARED = (
 )  # fmt: skip
 
 
+class AsTuple(list[Any]):
+    """A list to whoever compares it, and shown as the tuple that it was."""
+
+
 def plain(value: Any) -> Any:
     """A value as nests of lists, numbers, texts and tensors on the CPU: all that an answer is compared by.
 
@@ -46,7 +50,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str.__str__(str(key)): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | range):
-        return [plain(item) for item in value]
+        return (AsTuple if isinstance(value, tuple) else list)(plain(item) for item in value)
     return f"<{type(value).__name__}>"
 
 
@@ -83,12 +87,12 @@ def difference(
         got = got.tolist()
     if isinstance(right, list):
         if not isinstance(got, list):
-            return f"{at}expected {brief(right)}, got {brief(got)}"
+            return f"{at}expected {brief(right)}, got {brief(like(right, got))}"
         if not axes and is_short(right):
             same = len(right) == len(got) and not any(
                 difference(mine, yours, tolerance, (), where, nan_is_equal) for mine, yours in zip(right, got)
             )
-            return None if same else f"{at}expected {brief(right)}, got {brief(got)}"
+            return None if same else f"{at}expected {brief(right)}, got {brief(like(right, got))}"
         names = parts_of(right, axes)
         for index, (mine, yours) in enumerate(zip(right, got, strict=False)):
             inner = f"{where}, {names(index)}" if where else names(index)
@@ -96,7 +100,7 @@ def difference(
             if fault:
                 return fault
         if len(right) != len(got):
-            return f"{at}expected {len(right)} entries, {brief(right)}, got {len(got)}, {brief(got)}"
+            return f"{at}expected {len(right)} entries, {brief(right)}, got {len(got)}, {brief(like(right, got))}"
         return None
     if isinstance(right, dict):
         if not isinstance(got, dict):
@@ -196,6 +200,13 @@ def names_of(axes: tuple[str, ...], n: int) -> list[str]:
     return [axes[i] if i < len(axes) else f"axis {i}, index" for i in range(n)]
 
 
+def like(right: Any, got: Any) -> Any:
+    """An answer to be shown beside the right one: its lists as tuples where the right ones are."""
+    if not isinstance(right, list) or not isinstance(got, list) or not right:
+        return got
+    return type(right)(like(right[min(index, len(right) - 1)], item) for index, item in enumerate(got))
+
+
 def brief(value: Any) -> str:
     """A value as a message shows it: in some hundred letters, all of which can be printed."""
     text = whole(value)
@@ -213,8 +224,10 @@ def whole(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        shown = ", ".join(whole(item) for item in value[:MOST_SHOWN])
-        return f"[{shown}{', ...' if len(value) > MOST_SHOWN else ''}]"
+        shown = ", ".join(whole(item) for item in value[:MOST_SHOWN]) + (", ..." if len(value) > MOST_SHOWN else "")
+        if isinstance(value, AsTuple):
+            return f"({shown},)" if len(value) == 1 else f"({shown})"
+        return f"[{shown}]"
     if isinstance(value, dict):
         return "{" + ", ".join(f"{named([key])}: {whole(item)}" for key, item in value.items()) + "}"
     if isinstance(value, int) and abs(value) > LARGEST:  # Python makes no digits of more than some thousand
