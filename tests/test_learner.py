@@ -541,6 +541,18 @@ def test_progress_shows_what_checks_and_hints_have_noted(mine, capsys):
     }  # fmt: skip
 
 
+def test_a_legend_says_what_the_states_of_the_table_mean(mine, capsys):
+    legends = [f"\n{state}: {means}\n" for state, means in progress.MEANS.items()]
+    assert not any(legend in progress.as_text() for legend in legends)
+    write(mine, FLOOR)
+    said(capsys)
+    assert [legend in progress.as_text() for legend in legends] == [False, True, False]
+    write(mine, "    import os\n    os._exit(3)\n")
+    said(capsys)
+    assert [legend in progress.as_text() for legend in legends] == [True, False, False]
+    assert json_of(capsys, "progress")["tasks"][0]["state"] == "broken"
+
+
 def test_the_next_step_at_the_end(mine, monkeypatch):
     for task in TASKS:
         progress.note(task.id, state="correct")

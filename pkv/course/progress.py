@@ -18,6 +18,11 @@ from pkv.course.tasks import Task, all_tasks, find_task, in_lessons, name_of_fil
 
 CORRECT, CORRECT_ON_GPU, FAST_ENOUGH = STATES[-3:]
 IN_INTERPRETER = "correct (interpreter)"
+MEANS = {  # of states that do not say it themselves
+    STATES[1]: "it does not import, or ends without an answer",
+    STATES[2]: "it gives answers, and some of them are wrong",
+    IN_INTERPRETER: "no GPU has compiled it yet",
+}
 
 
 def read() -> Entries:
@@ -118,7 +123,9 @@ def as_text() -> str:
     """Progress as a table."""
     known = read()
     lines = [f"{'task':8}{'state':22}{'hints':>5}  what"]
+    states = {task.id: state_of(task, known) for task in all_tasks()}
     for task in all_tasks():
         n_hints = known.get(task.id, Entry()).hints
-        lines.append(f"{task.id:8}{state_of(task, known):22}{n_hints or '-':>5}  {task.title}")
+        lines.append(f"{task.id:8}{states[task.id]:22}{n_hints or '-':>5}  {task.title}")
+    lines += [f"{state}: {means}" for state, means in MEANS.items() if state in states.values()]
     return "\n".join([*lines, f"{n_solved(known)} of {len(all_tasks())} solved; {next_step(known)}"])
