@@ -448,6 +448,11 @@ def test_where_answers_end_the_input_is_said_first():
         assert f"{words}: no answer within 60 s" in out
         assert out.count("within 60 s") == 1
         assert out.index("within 60 s") < out.find("not asked any more") or end == 4
+    report = judge(POWERS, ask_until(0), 1, set())
+    assert "helps" in as_text(report)
+    first, *others = (failure(report, line) for line in report.lines)
+    assert first.startswith("ex00_1 small: for n = 2: no answer within 60 s\nhint 1 of 3: ")
+    assert others == ['ex00_1 two: the same as under "small"', 'ex00_1 large: the same as under "small"']
 
 
 def test_what_is_named_is_not_said_again():

@@ -14,7 +14,7 @@ import pytest
 
 from pkv.course.answering import Stop
 from pkv.course.checking import as_text, report_apart
-from pkv.course.grading import Grading
+from pkv.course.grading import Grading, texts_of
 from pkv.course.home import material, unsolved
 from pkv.course.judging import stopped
 from pkv.course.points import Graded, results_json, table
@@ -189,6 +189,18 @@ def test_where_a_file_does_not_run_its_other_tasks_are_not_asked(tmp_path, monke
     reports = [grading.report(task) for task in TASKS]
     assert asked == [TASKS[0].id]
     assert {report.text for report in reports} == {"the file does not run"}
+
+
+def test_texts_of_which_the_same_is_said_are_one():
+    first, second, third, *_ = (f"ex00_1 {prop.name}: " for prop in TASKS[0].properties)
+    texts = [
+        f"{first}wrong\nhint 1 of 3",
+        f"{second}the same",
+        f"{third}the same",
+        "ex00_1: not started",
+        "ex00_1: not started",
+    ]
+    assert texts_of(TASKS[0], texts) == (texts[0], "2 properties: the same", texts[3])
 
 
 def test_a_task_for_a_gpu_does_not_count_without_one(monkeypatch):

@@ -15,7 +15,7 @@ from pkv.course.comparing import brief
 from pkv.course.forks import AGAIN, ask_apart, names_apart
 from pkv.course.hints import hints_of, next_hint
 from pkv.course.home import learners_folder
-from pkv.course.judging import RUNS, Line, Report, judge, show
+from pkv.course.judging import RUNS, Line, Report, folded, judge, show
 from pkv.course.points import NO_GPU, counts_here
 from pkv.course.printed import last_lines
 from pkv.course.racing import ON_GPU, Race, race
@@ -124,7 +124,7 @@ def as_text(report: Report, in_shell: bool = False) -> str:
         is_asked = report.stop is not None and report.stop.asked
         lines = [f"{task.id}: {report.text}", *words(report), *printed(report)]
         return "\n".join([*lines, f"  {helps} helps"] if is_asked else lines)
-    lines = [f"{task.id} {task.title}", *(f"  {line}" for line in property_lines(report))]
+    lines = [f"{task.id} {task.title}", *property_lines(report)]
     if report.is_correct:
         return "\n".join([*lines, *printed(report), f"  {verdict_on(task)}"])
     return "\n".join([*lines, *words(report), *printed(report), f"  {helps} helps; {again} repeats these numbers"])
@@ -132,14 +132,8 @@ def as_text(report: Report, in_shell: bool = False) -> str:
 
 def property_lines(report: Report) -> list[str]:
     """One line a property; one for all of which the same is said."""
-    alike: dict[str, list[str]] = {}
-    for line in report.lines:
-        alike.setdefault(line.name if line.holds else line.text, []).append(line.name)
-    return [
-        f"{TICK} {text}" if names == [text]
-        else f"{CROSS} {names[0] if len(names) == 1 else f'{len(names)} properties'}{text and f': {text}'}"
-        for text, names in alike.items()
-    ]  # fmt: skip
+    said = folded([(line.name, line.text) for line in report.lines])
+    return [f"  {CROSS} {names}: {text}" if text else f"  {TICK} {names}" for names, text in said]
 
 
 def words(report: Report) -> list[str]:
@@ -165,7 +159,10 @@ def failure(report: Report, line: Line) -> str:
     """What a grader says of a property that does not hold: the same words, and with the first one the next hint."""
     if report.state == NOT_STARTED:
         return as_text(report)
-    known = hints_of(report.task.id) if line is next(one for one in report.lines if not one.holds) else ()
+    first = next(one for one in report.lines if not one.holds)
+    if line is not first and line.text == first.text:  # as where no question is answered
+        return f'{report.task.id} {line.name}: the same as under "{first.name}"'
+    known = hints_of(report.task.id) if line is first else ()
     helps = f"\nhint 1 of {len(known)}: {known[0]}" if known else ""
     means = "".join(f"\n    {text}" for text in line.words)
     return f"{report.task.id} {line.name}: {line.text or report.text}{means}{helps}"

@@ -116,7 +116,7 @@ class Grading:
         return [
             Graded(
                 task, len(self.passed.get(task.id, ())) == n_tests(task),
-                tuple(dict.fromkeys(self.texts.get(task.id, ()))),
+                texts_of(task, self.texts.get(task.id, [])),
             )
             for task in all_tasks()
             if not is_part or task.id in self.passed or task.id in self.texts
@@ -171,6 +171,16 @@ class Grading:
         if not self.is_worker and not self.config.option.collectonly:
             terminalreporter.section("points")
             terminalreporter.write_line(table(self.graded()))
+
+
+def texts_of(task: Task, texts: list[str]) -> tuple[str, ...]:
+    """What was said of a task's properties, each text once."""
+    from pkv.course.judging import OWN_WORK, folded
+
+    names = [f"{task.id} {name}: " for name in (*(prop.name for prop in task.properties), OWN_WORK)]
+    heads = [next(filter(text.startswith, names), "") for text in dict.fromkeys(texts)]
+    said = folded([(head, text.removeprefix(head)) for head, text in zip(heads, dict.fromkeys(texts))])
+    return tuple(f"{who}: {text}" if who.endswith("properties") else f"{who}{text}" for who, text in said)
 
 
 def n_tests(task: Task) -> int:

@@ -80,6 +80,18 @@ def stopped(task: Task, stop: Stop, seed: int, asked: Spec | None = None) -> Rep
     return Report(task, stop.state, lines, seed, text=text, stop=stop, shown=asked, printed=stop.printed)
 
 
+def folded(said: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """(property, text) of each; in the place of those of which the same is said, how many they are.
+
+    >>> folded([("one", "wrong"), ("two", ""), ("three", ""), ("four", "wrong")])
+    [('2 properties', 'wrong'), ('two', ''), ('three', '')]
+    """
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for name, text in said:
+        alike.setdefault(text or name, []).append((name, text))
+    return [same[0] if len(same) == 1 else (f"{len(same)} properties", same[0][1]) for same in alike.values()]
+
+
 def own_work(task: Task, used: set[str], given: list[Answer | Stop]) -> Line:
     """Is it the author's own work, by the names that it uses, and by what it has called?"""
     shortcuts = sorted(used & task.forbidden)
