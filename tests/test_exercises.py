@@ -252,7 +252,7 @@ def test_a_judgement_takes_little_time():
     assert time.monotonic() - began < 2
 
 
-ONLY_TL = "inside of a kernel only tl's functions work, not torch's"
+ONLY_TL = "inside of a kernel only tl's functions work, not those of torch, numpy or math"
 SHAPES = "shapes do not fit: axes are compared from the last one on, and [:, None] or [None, :] adds one"
 LOADS, LARGEST = "tl.load(offsets + row), tl.load(offsets + row + 1)", "tl.max(scores, 0)"
 IN_KERNELS = [  # of ex01_5 or ex01_4: what is put in the place of what, and what is said of that
@@ -266,6 +266,8 @@ IN_KERNELS = [  # of ex01_5 or ex01_4: what is put in the place of what, and wha
      "AttributeError: 'tensor' object has no attribute 'no_such_thing', line LINE: there running_max is a "),
     (LARGEST, "torch.max(scores, 0)", "but expected one of: * (Tensor input, "),
     (LARGEST, "torch.max(scores, 0)", f"..., line LINE: {ONLY_TL}: use tl.max; there running_max is a block [8]"),
+    (LARGEST, "np.max(scores)", f", line LINE: {ONLY_TL}: use tl.max; there running_max is a block [8]"),
+    (LARGEST, "scores[0]", "'int' object is not iterable, line LINE: a block's numbers are not taken out by [...]"),
     (LARGEST, "torch.no_such_thing", "AttributeError: module 'torch' has no attribute 'no_such_thing', line LINE: "),
     (LARGEST, "torch.zeros(8)", f", line LINE: {ONLY_TL}: use tl.zeros; there running_max is a block [8]"),
     ("multiply(k, query)", "(k @ query)", ", line LINE: a kernel has no @: use the given multiply(a, b); there "),
@@ -320,10 +322,13 @@ EXPLAINED = {  # what attend_row(q, k, v, scale) returns, and what is said of th
     "nowhere": "nothing in the file has that name there",
     "1 // 0": "it divides by 0: what of a row without tokens?",
     "attend_row(q)": "attend_row() is called with other arguments than it takes",
+    "attend_row(q, q=q)": "attend_row() is called with other arguments than it takes",
     "q.sum(q=q)": "sum() is called with other arguments than it takes",
     "k[:0].amax(0)": EMPTY,
     "k[:0].max()": EMPTY,
     "max(())": EMPTY,
+    "[].pop()": "there is nothing left to take: it is empty",
+    "q.sum(2)": "it has no such axis: n axes are 0 to n - 1, or from the end -1 to -n; there q is a tensor [3, 8]",
     "__import__('numpy').zeros(0).max()": EMPTY,
     "attend_row(q, k, v, scale)": "it calls itself without end",
 }
@@ -346,7 +351,7 @@ def test_what_python_says_is_explained(returned, tmp_path):
 def test_a_head_that_was_changed_is_said_to_be_the_exercises_own(tmp_path):
     for function in (lambda q: q, lambda q, *, key: q, lambda: None):
         said = judged(find_task("ex00_4"), function).lines[0].text
-        assert "calls it with other arguments than stand in its head: its own head must stay as it is" in said
+        assert "the exercise calls <lambda>() with other arguments than stand in its head, which must stay as" in said
 
 
 def test_what_is_not_known_is_not_explained(tmp_path):

@@ -20,10 +20,12 @@ from pkv.course.tasks import Raised
 MOST_NAMES, MOST_LETTERS = 4, 200
 NAME = re.compile(r"(?<![\w.])[A-Za-z_]\w*")
 POINTER = "a kernel reads memory with tl.load(pointer + offset), not with [...]"
-ONLY_TL = "inside of a kernel only tl's functions work, not torch's"
+ONLY_TL = "inside of a kernel only tl's functions work, not those of torch, numpy or math"
+BLOCK = "a block's numbers are not taken out by [...], which only adds axes: tl.sum, tl.max and tl.where go over all"
 ONE_ASSIGNMENT = "Multiple assignments are not supported"
-CALL = re.compile(
-    r"TypeError: (?:.*\.)?([^\s.]+)\(\) (takes .* positional|missing \d|got an unexpected|received an invalid comb)"
+OF_TORCH = re.compile(r"\b(?:torch|np|numpy|math)\.(\w+)\(")
+CALL = re.compile(  # of a function with arguments that it does not take
+    r"TypeError: (?:.*\.)?([^\s.]+)\(\) (takes .* positional|missing \d|got (an|multiple)|received an invalid)"
 )
 SENTENCES = (  # what "kind: text" looks like, and what that means; of several the first
     (r"cannot be interpreted as an integer|slice indices must be integers|list indices must be integers",
@@ -43,6 +45,8 @@ SENTENCES = (  # what "kind: text" looks like, and what that means; of several t
     (r"must have the same dtype|expected scalar type|to have the same dtype", "two dtypes meet: .to(...) makes one"),
     (r"Expected reduction dim|zero-size array|argument is empty|empty sequence", "there is nothing to take the largest "
      "of, or the smallest: it is empty"),
+    (r"pop from (an )?empty", "there is nothing left to take: it is empty"),
+    (r"Dimension out of range", "it has no such axis: n axes are 0 to n - 1, or from the end -1 to -n"),
     (ONE_ASSIGNMENT, "a kernel takes one assignment a line: a = c, and in the next line b = c"),
     (r"^IndexError", "an index goes past the end: n entries are 0 to n - 1"),
     (r"^KeyError", "there is no entry of that name"),
@@ -96,8 +100,11 @@ def place_of(errors: list[BaseException], file: str) -> tuple[FrameType | None, 
 
 def line_of_two(file: str) -> int | None:
     """Where a kernel of a file has a = b = c. Triton reads a kernel before it runs, and does not say where."""
-    tree = ast.parse("".join(linecache.getlines(file)))
-    kernels = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    try:
+        nodes = [*ast.walk(ast.parse("".join(linecache.getlines(file))))]
+    except SyntaxError:  # a notebook's cell may hold more than Python
+        return None
+    kernels = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.decorator_list]
     lines = [
         node.lineno for one in kernels for node in ast.walk(one) if isinstance(node, ast.Assign) and node.targets[1:]
     ]
@@ -126,13 +133,15 @@ def of_kernel(message: str, frame: FrameType | None, values: dict[str, Any], lin
         return POINTER
     if frame is None or not any(is_of_triton(value, "tensor") for value in frame.f_locals.values()):
         return ""
-    of_torch = re.search(r"\btorch\.(\w+)\(", line) or re.match(r"\w+: (\w+)\(\).*\btensor\b", message)
+    of_torch = OF_TORCH.search(line) or re.match(r"TypeError: (\w+)\(\).*(be Tensor, not|combination of arg)", message)
     if of_torch or any(isinstance(value, torch.Tensor) for value in values.values()):
         return ONLY_TL + (f": use tl.{of_torch[1]}" if of_torch and hasattr(tl, of_torch[1]) else "")
+    is_indexed = any(re.search(rf"\b{name}\[", line) for name, value in values.items() if is_of_triton(value, "tensor"))
+    if is_indexed and re.search(r"'int' object is not iterable|unsupported tensor index", message):
+        return BLOCK
     if "operand type(s) for @" in message:
-        return (
-            f"a kernel has no @: use {'the given multiply(a, b)' if 'multiply' in frame.f_globals else 'tl.dot(a, b)'}"
-        )
+        is_given = "multiply" in frame.f_globals
+        return f"a kernel has no @: use {'the given multiply' if is_given else 'tl.dot'}(a, b)"
     return ""
 
 
@@ -142,7 +151,7 @@ def of_call(message: str, frame: FrameType | None) -> str:
     if not found:
         return ""
     if frame is None:
-        return "the exercise calls it with other arguments than stand in its head: its own head must stay as it is"
+        return f"the exercise calls {found[1]}() with other arguments than stand in its head, which must stay as it is"
     return f"{found[1]}() is called with other arguments than it takes"
 
 
