@@ -27,10 +27,6 @@ KEPT = Mistake(
 MOST_LOOKED_AT = 6  # wrong answers of a property, for one that shows its mistake and no other
 MOST_LETTERS, MOST_AXES = 60, 8  # of an input that is shown once more; of an answer
 NO_LOOP = "no loop"  # how a property's name begins which speaks of steps, not of numbers
-NOT_JUDGED, NOT_OWN = (
-    "not judged until the numbers are right",
-    "not judged: it is not your own work, as the last line says",
-)
 
 
 @dataclass(frozen=True)
@@ -70,6 +66,7 @@ class Telling:
         self.told: dict[Any, str] = {}  # of which property it was
         self.mistakes: list[Mistake] = []
         self.keeps = self.is_right_alone()
+        self.is_stopped = isinstance(answers.given[-1], Stop)
         self.n_failing = len({owner.name for owner, fault in zip(answers.owners, answers.faults) if fault})
 
     def shown(self, index: int) -> Shown:
@@ -95,17 +92,11 @@ class Telling:
         mistake = KEPT if self.keeps else self.answers.diagnosis(prop)
         name = mistake.name if mistake else None
         self.mistakes += [mistake] if mistake else []
-        last = len(self.answers.given) - 1
-        is_stopped = isinstance(self.answers.given[last], Stop)
-        if wrong[0] > last:
-            return Line(prop.name, False, "not asked any more" if is_stopped else str(self.answers.faults[wrong[0]]))
-        if is_stopped and last in wrong:
-            wrong = [last]  # why the next properties are not asked
-        answer = self.answers.given[wrong[0]]
-        if isinstance(answer, Answer) and is_shortcut(answer.value):
-            return Line(prop.name, False, NOT_OWN)
-        if prop.name.startswith(NO_LOOP) and self.shown(wrong[0]).is_value and self.others_fail(prop):
-            return Line(prop.name, False, NOT_JUDGED, name)
+        if self.is_stopped and len(self.answers.given) - 1 in wrong:
+            wrong = [len(self.answers.given) - 1]  # why the next properties are not asked
+        unseen = self.unseen(prop, wrong[0])
+        if unseen:
+            return Line(prop.name, False, unseen, name)
         kind = mistake.name if mistake else self.kind_of(wrong[0])
         if kind in self.told:
             return Line(prop.name, False, f'the same as under "{self.told[kind]}"', name)
@@ -120,6 +111,17 @@ class Telling:
         elif mistake is None and shown.is_value:
             return self.in_short(prop, shown)
         return Line(prop.name, False, text_of(shown, mistake), name, words_of(self.answers.task, shown.case.spec))
+
+    def unseen(self, prop: Property, first: int) -> str:
+        """Why of a property that fails no answer is shown; "" where one is. first: its first wrong answer."""
+        if first >= len(self.answers.given):
+            return "not asked any more" if self.is_stopped else str(self.answers.faults[first])
+        answer = self.answers.given[first]
+        if isinstance(answer, Answer) and is_shortcut(answer.value):
+            return "not judged: it is not your own work, as the last line says"
+        if prop.name.startswith(NO_LOOP) and self.shown(first).is_value and self.others_fail(prop):
+            return "not judged until the numbers are right"
+        return ""
 
     def others_fail(self, prop: Property) -> bool:
         """Does any other property?"""
