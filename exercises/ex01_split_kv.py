@@ -120,7 +120,8 @@ def attend_split(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.c
     """ex01_4: the state of the tokens [begin, end) of a row, tile by tile. About 18 lines, with load_kv and multiply.
 
     One program serves one KV head: number grid_head // SHAPE.HEAD_BLOCKS, because a KV head with many query heads has
-    several programs, HEAD_BLOCKS of them. query [BLOCK_D, BLOCK_H] holds the program's query heads as columns.
+    several programs, HEAD_BLOCKS of them. query [BLOCK_D, BLOCK_H] holds the program's query heads as columns, fp16 or
+    fp32 as K and V are; with fp32 each query head has a program of its own.
 
     Returns out [BLOCK_D, BLOCK_H] and lse [BLOCK_H], both fp32. The scores of a tile [BLOCK_N, BLOCK_H] are
     qk_scale * (k . query). qk_scale = scale * log2(e), so that exp2(score) is the weight; lse is natural, therefore
@@ -199,7 +200,8 @@ def merge_rows(
     states; those of row r lie at offsets[r] : offsets[r + 1] (offsets [n_rows + 1], int32). Writes in place: out
     [n_rows, n_heads, head_dim], of any dtype and strides, and lse [n_rows, n_heads], fp32 and contiguous. An empty
     state (lse -inf) may hold any out. A row of no states, or of empty ones only, is out 0, lse -inf. A row of exactly
-    one state is left alone: its program has written the result already, and the partials hold nothing of it.
+    one state is left alone: its program has written the result already, and the partials hold nothing of it. Behind
+    the last state the memory of the partials may end: nothing is read there.
 
     By hand, offsets [0, 3, 3, 4]: row 0 merges the states 0, 1 and 2; row 1 has none, so it is (0, -inf); row 2 has one
     and is left alone.

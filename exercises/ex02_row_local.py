@@ -100,11 +100,12 @@ def state_of_range_spec(
 def merge_rows(outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """ex02_4: the states of a whole batch merged, row by row. About 11 lines; a loop over rows is fine.
 
-    outs [n_items, n_q_heads, head_dim]; lses [n_items, n_q_heads], natural; offsets [n_rows + 1], int32: the states of
-    row r are the items from offsets[r] up to, and without, offsets[r + 1]: many, one, or none. Returns out [n_rows,
-    n_q_heads, head_dim] and lse [n_rows, n_q_heads], fp32 as these. An item whose lse is -inf is empty. Nobody has
-    written its out: it holds anything, NaN and inf too, and must not count. A row without items, or with empty ones
-    only, has out 0 and lse -inf. An lse may be a few hundred: exp of it is infinite.
+    Each item is a state. outs [n_items, n_q_heads, head_dim]; lses [n_items, n_q_heads], natural; offsets [n_rows + 1],
+    int32: row r has the items from offsets[r] up to, and without, offsets[r + 1]: many, one, or none. Returns out
+    [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads], fp32 as these. An item is empty for the heads whose lse
+    is -inf, all of them or some. Nobody has written its out there: it holds anything, NaN and inf too, and must not
+    count. A row without items, or with empty ones only, has out 0 and lse -inf. A batch may have no rows (offsets [0]):
+    out and lse then have none. An lse may be a few hundred, either way: exp of it is infinite, or 0.
 
     By hand: outs [2, 6, NaN, 7], lses [ln 1, ln 3, -inf, -inf], offsets [0, 3, 4, 4]. Row 0 has three items, one of
     them empty: out (1 * 2 + 3 * 6) / 4 = 5, lse ln 4. Row 1 has an empty one, row 2 has none: out 0, lse -inf.

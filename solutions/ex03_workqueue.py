@@ -27,7 +27,7 @@ def build_queue(lengths: list[int], n_splits: int, tile: int) -> list[Item]:
     A row of `length` tokens has n = ceil(length / tile) tiles; the last one may be part-filled. Split s of n_splits
     takes the tiles [n * s // n_splits, n * (s + 1) // n_splits) of it. An item is the tokens of one split: begin and
     end count the row's own tokens, and end is the first token that is not in it. Splits without tiles are left out, so
-    a row without tokens has no item. Items are ordered by row, then by begin.
+    a row without tokens has no item. Items are ordered by row, then by begin. No rows: no items.
 
     By hand, lengths [5, 40, 0], 2 splits, tiles of 16: row 0 has 1 tile; its split 0 takes the tiles 0:0, none, its
     split 1 the tiles 0:1. Row 1 has 3 tiles; its splits take 0:1 and 1:3. Row 2 has none. So the list is
@@ -58,7 +58,7 @@ def partial_offsets(items: list[Item], n_rows: int) -> list[int]:
     """ex03_2: where each row's states begin, n_rows + 1 numbers. About 4 lines.
 
     Item i leaves its state at index i. Items are ordered by row, so those of row r lie at offsets[r] : offsets[r + 1].
-    Rows without items have such a range too, an empty one, wherever they stand in the batch.
+    Rows without items have such a range too, an empty one, wherever they stand in the batch. No rows: [0].
 
     By hand, items [(0, 0, 5), (1, 0, 16), (1, 16, 40)], 3 rows: row 0 has item 0, row 1 the items 1 and 2, row 2 none.
     So the offsets are [0, 1, 3, 3].
@@ -78,7 +78,8 @@ def longest_first(items: list[Item]) -> list[int]:
     """ex03_3: the order in which to start items, so that what starts last is short. One or two lines.
 
     order[e] is the index of the item that is started as number e: first the one with the most tokens, last the one with
-    the fewest; among equal ones the one that is listed first. Every index occurs once. `items` stays as it is.
+    the fewest; among equal ones the one that is listed first. Every index occurs once. `items` stays as it is, and may
+    be empty.
 
     By hand, items [(0, 0, 5), (1, 0, 16), (1, 16, 40)] have 5, 16 and 24 tokens: the order is [2, 1, 0].
     """
@@ -202,7 +203,7 @@ def counters(
     """ex03_5: what one step with these items costs, counted without running it. About 14 lines.
 
     items: a stage's items, one program each per KV head, ordered by row. The queue has only items that hold tokens;
-    other stages have empty ones, too (begin == end). Returns a dict of
+    other stages have empty ones, too (begin == end). There may be no items, and no rows. Returns a dict of
 
     launches: one to decode, if there are items at all; one to merge, if some row has not exactly one item (also a row
         without any: its result must be written)

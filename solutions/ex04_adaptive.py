@@ -86,7 +86,8 @@ def paper_cost(
     KV bytes: K and V of all tokens in fp16. Merge bytes: the states of all n_items items of the step, whether or not
     their rows are merged; per query head, a state is a largest score, a sum and head_dim numbers, each in fp32. C: the
     programs on each SM, one per item and KV head, shared out evenly, so that C need not be whole. Without items nothing
-    is read or merged, and only launches take time. The card's costs are the constants at the top of this file.
+    is read or merged, and only launches take time; a batch may have no rows. The card's costs are the constants at the
+    top of this file.
 
     By hand, lengths [700, 0, 810], 6 items, 2 launches, 4 query heads, 1 KV head, head_dim 100, 3 SMs. 1,510 tokens of
     400 bytes are 604,000 bytes, 2 us at 302,000 bytes per us; C = 6 / 3 = 2, so they take 4 us. Launches: 16 us. Merge:

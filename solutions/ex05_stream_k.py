@@ -24,8 +24,8 @@ def tile_line(lengths: torch.Tensor, tile: int) -> torch.Tensor:
 
     lengths [n_rows], int32; returns [n_rows + 1], int32: entry r is the number of tiles before row r, the last one is
     the number of all tiles. A row of `length` tokens takes length / tile tiles, rounded up; an empty row takes none,
-    and so begins where the next row does. No tile holds tokens of two rows. A row may have up to 2**31 - 64 tokens, all
-    rows together fewer than 2**31 tiles.
+    and so begins where the next row does. No rows: [0]. No tile holds tokens of two rows. A row may have up to 2**31 -
+    64 tokens, all rows together fewer than 2**31 tiles.
 
     By hand, tile 16: lengths [5, 0, 40] take 1, 0 and 3 tiles, so the line is [0, 1, 1, 4].
     """
@@ -172,8 +172,8 @@ def plan_on_gpu(lengths: torch.Tensor, n_programs: int, tile: int) -> torch.Tens
 
     The host reads no lengths, and neither does PyTorch: no .item(), .tolist(), .cpu() or .cumsum(), so that the launch
     can be captured in a CUDA graph and replayed for other lengths. There may be more rows than BLOCK: look at BLOCK of
-    them at a time. What lies in memory after the last row is not a length (tiles_of knows). All rows together have
-    fewer than 2**31 tiles, but tiles * programs may need 64 bits.
+    them at a time. What lies in memory after the last row is not a length, and not to be read (tiles_of knows). All
+    rows together have fewer than 2**31 tiles, but tiles * programs may need 64 bits.
 
     The kernel is given its launch: write plan_kernel, and delete the line here that raises.
 

@@ -20,7 +20,8 @@ STATES_OF_01 = {
     "taken from those of heads 1, 3, ...",
     "not_below": "nothing is taken from the lses of heads 1, 3, ...: they are about 0",
     "rise": "each state's lse is about so much above that of the state before it",
-    "empty": "these states have no tokens: lse is -inf, and out holds NaN, 7 and inf",
+    "empty = 0": "state 0 has no tokens: its lse is -inf, and its out holds NaN, 7 and inf",
+    "empty = 1": "state 1 has no tokens: its lse is -inf, and its out holds NaN, 7 and inf",
     "empty = 'none'": "all states have tokens",
     "empty = 'all'": "no state has tokens: each lse is -inf, each out holds NaN, 7 and inf",
     "empty = 'some'": "each state has no tokens for some heads, those where state + head is a multiple of 3: lse is "
@@ -30,10 +31,17 @@ STATES_OF_01 = {
 }
 WORDS: dict[str, dict[str, str]] = {
     "": {
+        "alone": "the memory of an argument ends with its last number",
         "group": "query heads to a KV head",
         "size": "q is so many times random numbers of about 1, so that scores grow as large",
     },
-    "ex00_3": {"turned": "in memory the pool lies as [page, head, slot, dim]: look at its strides"},
+    "ex00_3": {
+        "n_rows": "the last row is asked for; each row before it has page_size + 1 tokens. Rows take pages one after "
+        "the other, in a random order of all pages, and two pages are nobody's. The table has an entry more than the "
+        "row with the most pages needs; what a row does not need is 2147483647. Token t of row r is a random number "
+        "of about 1, plus t + 100 * r",
+        "turned": "in memory the pool lies as [page, head, slot, dim]: look at its strides",
+    },
     "ex00_4": {"below": "every q is negative and every k positive, so that all scores are far below 0"},
     "ex01": STATES_OF_01,
     "ex01_4": {
@@ -46,7 +54,8 @@ WORDS: dict[str, dict[str, str]] = {
         "scores = 'falling'": "all q and k are positive, and K shrinks from tile to tile, and scores with it",
     },
     "ex01_5": {
-        "counts": "states of each row; offsets are their sums, from 0 on",
+        "counts": "states of each row; offsets are their sums, from 0 on. Before the call a row of one state holds "
+        "100 + row in out and 100 - row in lse, and all other rows hold -77",
         "turned": "in memory out lies as [row, dim, head]: look at its strides",
     },
     "ex02_3": {
@@ -54,12 +63,12 @@ WORDS: dict[str, dict[str, str]] = {
         "outside": "k and v hold this before begin and from end on",
     },
     "ex02_4": {
-        "n_items": "states of each row; offsets are their sums, from 0 on",
+        "n_items": "items of each row, each of them a state; offsets are their sums, from 0 on",
         "size": "so much is added to the lses of rows 0, 2, ..., and taken from those of rows 1, 3, ...",
-        "empty": "which states have no tokens, and so an lse of -inf",
-        "empty = 'some'": "about every third state of a row has no tokens: its lse is -inf",
-        "empty = 'whole rows'": "all states of rows 0, 2, ... have no tokens: lse is -inf there",
-        "empty = 'heads'": "a state has no tokens for some of its heads, those where state + head is even: lse is -inf "
+        "empty = 'some'": "every third item of a row has no tokens, from its second one on in rows 0, 2, ..., from its "
+        "first one on in the others: lse is -inf there",
+        "empty = 'whole rows'": "all items of rows 0, 2, ... have no tokens: lse is -inf there",
+        "empty = 'heads'": "an item has no tokens for some of its heads, those where item + head is even: lse is -inf "
         "there",
         "junk": "what out holds where there are no tokens",
         "junk = 'numbers'": "out holds 100 where there are no tokens",
@@ -84,8 +93,9 @@ WORDS: dict[str, dict[str, str]] = {
 
 
 def needs_words(task: Task, word: str) -> bool:
-    """Is a word of an input neither one of the course's nor an argument's name?"""
-    return word not in PLAIN and word not in Question.of(task).names
+    """Is a word of an input neither one of the course's nor an argument's name? Or has its task more to say of it?"""
+    is_plain = word in PLAIN or word in Question.of(task).names
+    return not is_plain or word in WORDS.get(task.id, {})
 
 
 def words_of(task: Task, spec: Spec) -> tuple[str, ...]:

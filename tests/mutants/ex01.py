@@ -333,6 +333,12 @@ ROW_LSE = "        tl.store(lse + row.to(tl.int64) * n_heads + head, running_max
 ROW_TOTAL = "        total = tl.where(running_sum == 0.0, 1.0, running_sum)\n"
 ROW_STORE = "        tl.store(target, (acc / total).to(out.dtype.element_ty), mask=dims < head_dim)\n"
 LAUNCH = "    n_rows, n_heads, head_dim = out.shape\n"
+COUNTS_FILLED = """    n_filled = 0
+    for one in range(first, last):
+        if tl.load(partial_lse + one * n_heads + head) > float("-inf"):
+            n_filled += 1
+    if n_filled != 1:
+        acc = tl"""
 ONE_BY_ONE = """    first, last = tl.load(offsets + row), tl.load(offsets + row + 1)
     if last - first != 1:
         acc, largest, total = tl.zeros([BLOCK_D], tl.float32), float("-inf"), 0.0
@@ -369,6 +375,7 @@ ROWS = [
     ("ex01_5", "not_written", "nothing_written", {LOADS: "    return\n" + LOADS}),
     ("ex01_5", "no_lse", "lse_missing", {ROW_LSE: ""}),
     ("ex01_5", "dims_unmasked", "beyond", {ROW_STORE: "        tl.store(target, (acc / total).to(out.dtype.element_ty))\n"}),
+    ("ex01_5", "dims_read_unmasked", "out_of_bounds", {ROW_MASK: ROW_MASK.replace("(dims < head_dim)", "(dims >= 0)")}),
     ("ex01_5", "returns_them", "returns", {LAUNCH: "    made = merge_rows_2(partial_out, partial_lse, offsets, out, lse)\n    return out, lse\n\n\ndef merge_rows_2(partial_out, partial_lse, offsets, out, lse):\n" + LAUNCH}),
     ("ex01_5", "average", "average", {ROW_WEIGHTS: "            weights = tl.where(states < last, 1.0, 0.0)\n", ROW_CORRECTION: "            correction = 1.0\n"}),
     ("ex01_5", "average_of_those_with_tokens", "average", {ROW_WEIGHTS: '            weights = tl.where(lses > float("-inf"), 1.0, 0.0)\n', ROW_CORRECTION: "            correction = 1.0\n"}),
@@ -387,6 +394,13 @@ ROWS = [
     ("ex01_5", "one_more", "one_more", {"mask=states < last, other": "mask=states <= last, other"}),
     ("ex01_5", "equal_rows", "offsets_ignored", {LOADS: "    first = row * (tl.load(offsets + tl.num_programs(0)) // tl.num_programs(0))\n    last = first + tl.load(offsets + tl.num_programs(0)) // tl.num_programs(0)\n"}),
     ("ex01_5", "head_0", "heads_mixed", {"            at = states.to(tl.int64) * n_heads + head\n": "            at = states.to(tl.int64) * n_heads\n"}),
+    ("ex01_5", "states_by_head", "by_head", {"            at = states.to(tl.int64) * n_heads + head\n": "            at = head * n_heads + states\n"}),
+    ("ex01_5", "lses_by_head", "by_head", {"partial_lse + at,": "partial_lse + head * n_heads + states,"}),
+    ("ex01_5", "lse_at_row", "lse_at", {ROW_LSE: ROW_LSE.replace("row.to(tl.int64) * n_heads + head", "row")}),
+    ("ex01_5", "lse_at_first_head", "lse_at", {ROW_LSE: ROW_LSE.replace("row.to(tl.int64) * n_heads + head", "row * n_heads")}),
+    ("ex01_5", "lse_mixed", "lse_mixed", {ROW_LSE: ROW_LSE.replace("tl.log(", "tl.log2(")}),
+    ("ex01_5", "one_filled_left_alone", "counts_filled", {"    if last - first != 1:\n        acc = tl": COUNTS_FILLED}),
+    ("ex01_5", "one_not_empty_left_alone", "counts_filled", {"    if last - first != 1:\n        acc = tl": COUNTS_FILLED.replace("> float", "!= float")}),
     ("ex01_5", "contiguous", "strides_ignored", {"row.to(tl.int64) * stride_row + head * stride_head + dims * stride_dim": "(row.to(tl.int64) * n_heads + head) * head_dim + dims"}),
     ("ex01_5", "single_rows_too", "single_row", {"    if last - first != 1:\n        acc = tl": "    if first <= last:\n        acc = tl"}),
     ("ex01_5", "rows_of_several_only", "row_of_none", {"    if last - first != 1:\n        acc = tl": "    if last - first > 1:\n        acc = tl"}),
@@ -408,6 +422,15 @@ ROWS = [
             out[row], lse[row] = 0, -torch.inf
     return
 """ + LAUNCH}),
+    ("ex01_1", "inf_kept", "empty_multiplied", {"    out_a = out_a.masked_fill((lse_a == -torch.inf)[:, None], 0.0)  # 0 * NaN is NaN\n": "    out_a = out_a.masked_fill(out_a.isnan(), 0.0)\n", "    out_b = out_b.masked_fill((lse_b == -torch.inf)[:, None], 0.0)\n": "    out_b = out_b.masked_fill(out_b.isnan(), 0.0)\n"}),
+    ("ex01_1", "log2_of_sum", "lse_mixed", {"def merge_two": """
+base = torch.maximum(lse_a, lse_b)
+base = base.masked_fill(base == -torch.inf, 0.0)
+wa, wb = (lse_a - base).exp()[:, None], (lse_b - base).exp()[:, None]
+total = wa + wb
+a, b = out_a.masked_fill(wa == 0, 0.0), out_b.masked_fill(wb == 0, 0.0)
+return (wa * a + wb * b) / total.masked_fill(total == 0, 1.0), base + total[:, 0].log2()
+"""}),
     ("ex01_1", "both_whole", "both_empty", {"def merge_two": """
 if bool((lse_a == -torch.inf).all()) and bool((lse_b == -torch.inf).all()):
     return torch.zeros_like(out_a), lse_a.clone()

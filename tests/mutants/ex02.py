@@ -174,6 +174,7 @@ MUTANTS = [
     ("ex02_2", "floor_share", "rounded_down", {"cuts = [longest * split // n_splits for": "cuts = [longest // n_splits * split for"}),
     ("ex02_2", "ends_at_begin", "late", {"min(n, end) <= begin for n": "min(n, end) < begin for n"}),
     ("ex02_2", "short_rows_only", "outside_only", {"min(n, end) <= begin for n": "n <= begin < end for n"}),
+    ("ex02_2", "shorter_rows_only", "longest_skipped", {"min(n, end) <= begin for n in n_tiles": "min(n, end) <= begin for n in n_tiles if n < longest"}),
     ("ex02_2", "whole_tiles", "whole_tiles", {"n_tiles = [-(-length // tile) for length in lengths]": "n_tiles = [length // tile for length in lengths]"}),
     ("ex02_2", "live_rows", "empty_rows_skipped", {"n_tiles = [-(-length // tile) for length in lengths]": "n_tiles = [-(-length // tile) for length in lengths if length > 0]"}),
     ("ex02_2", "no_default", "no_rows", {"max(n_tiles, default=0)": "max(n_tiles)"}),
@@ -204,6 +205,7 @@ MUTANTS = [
     ("ex02_3", "usual_scale", "own_scale", {'scores = scale * torch.einsum("hd,thd->th", q, k)': 'scores = torch.einsum("hd,thd->th", q, k) / q.shape[1] ** 0.5'}),
     ("ex02_3", "lse_of_shifted", "lse_without_max", {"largest + total.log()\n": "total.log()\n"}),
     ("ex02_3", "log2", "lse_base_2", {"largest + total.log()\n": "largest / 0.6931471805599453 + total.log2()\n"}),
+    ("ex02_3", "lse_mixed", "lse_mixed", {"largest + total.log()\n": "largest + total.log2()\n"}),
     ("ex02_3", "undivided", "not_divided", {"/ total[:, None], largest": ", largest"}),
     ("ex02_3", "fp16", "half", {"q, k, v = q.float(), k[begin:end].float(), v[begin:end].float()": "k, v = k[begin:end], v[begin:end]"}),
     ("ex02_3", "rounded_at_last", "half", {STATE: STATE.replace("    q, k, v", "    dtype = q.dtype\n    q, k, v").replace("    return torch.einsum(\"th,thd->hd\", weights, v) / total[:, None], largest + total.log()", "    return (torch.einsum(\"th,thd->hd\", weights, v) / total[:, None]).to(dtype), (largest + total.log()).to(dtype)")}),
@@ -254,6 +256,17 @@ MUTANTS = [
             lse[row] = largest + (old + new).log()
     return out, lse
 '''}),
+    ("ex02_4", "logsumexp_unguarded", "junk_and_minus_inf", {"def merge_rows": """
+n_rows = len(offsets) - 1
+out = outs.new_zeros(n_rows, *outs.shape[1:])
+lse = lses.new_full((n_rows, lses.shape[1]), -torch.inf)
+for row, (first, last) in enumerate(pairwise(offsets.tolist())):
+    if first < last:
+        lse[row] = lses[first:last].logsumexp(0)
+        out[row] = ((lses[first:last] - lse[row]).exp()[..., None] * outs[first:last]).sum(0)
+return out, lse
+"""}),
+    ("ex02_4", "lse_mixed", "lse_mixed", {"lse[row] = base + total.log()": "lse[row] = base + total.log2()"}),
     ("ex02_4", "undivided", "not_divided", {" / total.masked_fill(total == 0.0, 1.0)[:, None]\n": "\n"}),
     ("ex02_4", "log2", "base_2", {"weights = (lses[first:last] - base).exp()": "weights = (lses[first:last] - base).exp2()", "base + total.log()": "base + total.log2()"}),
     ("ex02_4", "lse_shifted", "lse_without_max", {"lse[row] = base + total.log()": "lse[row] = total.log()"}),
@@ -271,6 +284,7 @@ MUTANTS = [
     return (outs * weights[..., None]).sum(1), lse
 '''}),
     # ex02_5
+    ("ex02_5", "reads_four_lengths", "out_of_bounds", {"    length = tl.load(lengths_ptr + row).to(tl.int64)\n": "    near = tl.arange(0, 4)\n    length = tl.sum(tl.where(near == 0, tl.load(lengths_ptr + row + near), 0), 0).to(tl.int64)\n"}),
     ("ex02_5", "int32", "int32", {"tl.load(lengths_ptr + row).to(tl.int64)": "tl.load(lengths_ptr + row)"}),
     ("ex02_5", "widened_too_late", "int32", {KERNEL: KERNEL.replace("row).to(tl.int64)", "row)").replace("begin = n_tiles * tl.minimum(split, n_cuts) //", "begin = (n_tiles * tl.minimum(split, n_cuts)).to(tl.int64) //").replace("end = n_tiles * tl.minimum(split + 1, n_cuts) //", "end = (n_tiles * tl.minimum(split + 1, n_cuts)).to(tl.int64) //")}),
     ("ex02_5", "true_division", "float", {KERNEL: KERNEL.replace("begin = n_tiles * tl.minimum(split, n_cuts) // n_cuts", "begin = (n_tiles * tl.minimum(split, n_cuts) / n_cuts).to(tl.int64)").replace("end = n_tiles * tl.minimum(split + 1, n_cuts) // n_cuts", "end = (n_tiles * tl.minimum(split + 1, n_cuts) / n_cuts).to(tl.int64)")}),

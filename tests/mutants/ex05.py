@@ -142,6 +142,7 @@ MUTANTS = [
     ("ex05_5", "scan_of_one_block", "first_block", {SCAN: SCAN.replace("range(0, n_rows, BLOCK)", "range(0, BLOCK, BLOCK)")}),
     ("ex05_5", "no_carry", "sums_begin_anew", {IS_BEFORE: "is_before = tl.cumsum(tiles, 0) <= begin"}),
     ("ex05_5", "row_in_block", "row_of_block", {"        row += tl.sum(is_before": "        row = tl.sum(is_before"}),
+    ("ex05_5", "masked_when_read", "out_of_bounds", {"    tokens = tl.load(lengths + rows, mask=rows < n_rows, other=0).to(tl.int64)\n": "    tokens = tl.where(rows < n_rows, tl.load(lengths + rows), 0).to(tl.int64)\n"}),
     ("ex05_5", "unmasked", "beyond", {"tl.load(lengths + rows, mask=rows < n_rows, other=0)": "tl.load(lengths + rows)"}),
     ("ex05_5", "row_by_row", "first_item", {TOTAL + BEGIN: TOTAL + BEGIN + "    left = n_tiles\n", SCAN: "    place = tl.cast(0, tl.int64)\n    for i in range(n_rows):\n        tiles = tl.cdiv(tl.load(lengths + i), TILE).to(tl.int64)\n        if place + tiles <= begin:\n            row += 1\n            before += tiles\n        elif place <= begin:\n            left = tl.minimum(n_tiles, place + tiles - begin)\n        place += tiles\n", NUMBER: NUMBER.replace("n_tiles", "left")}),
     ("ex05_6", "decodes_anew", "host_work", {CAPTURE: "    out = torch.empty_like(q)\n    return lambda: pkv.decode(q, cache, out=out)\n"}),

@@ -90,6 +90,7 @@ def attend(
         "natural": largest + total.log(),
         "sums": total.log(),
         "max": largest,
+        "mixed": largest + total.log2(),
         "log2": (largest + total.log()) / 0.6931471805599453,
         "exp": (largest + total.log()).exp(),
     }[lse_of]

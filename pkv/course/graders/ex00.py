@@ -63,8 +63,9 @@ EX00_1 = Task(
     mistakes=(
         loop_mistake("tokens or pages"),
         Mistake("floor", "rounds down: tokens in a part-filled last page have no page", lambda n, p: n // p),
-        Mistake("one_too_many", "adds a page where the last one is just full: n // p + 1", lambda n, p: n // p + 1),
+        Mistake("constant", "gives 1, whatever the length", lambda n, p: 1),
         Mistake("empty_takes_one", "gives an empty row a page", lambda n, p: max(pages_needed(n, p), 1)),
+        Mistake("one_too_many", "adds a page where no page is part-filled: n // p + 1", lambda n, p: n // p + 1),
         *(Mistake("float_share", "adds nearly 1 to a float, and rounds down: use // on ints",
                   lambda n, p, nearly_1=nearly_1: int(n / p + nearly_1)) for nearly_1 in NEARLY_1),
         Mistake("float", "gives a float: a number of pages is an int, so use //", lambda n, p: Raised("float"),
@@ -84,6 +85,7 @@ EX00_2 = Task(
     properties=PAGES,
     mistakes=(
         loop_mistake("tokens or pages"),
+        Mistake("constant", "gives 1, whatever the length", lambda n, p: 1),
         Mistake("remainder", "gives 0 where the last page is full: length % page_size", lambda n, p: n % p),
         Mistake("empty_is_full", "takes an empty row for a full page", lambda n, p: (n - 1) % p + 1),
         Mistake(

@@ -190,6 +190,8 @@ EX00_4 = Task(
         Mistake("no_max", "overflows: exp of a large score is infinite; subtract the largest score first",
                 shows=overflows),
         Mistake("lse_base_2", "lse is in base 2: it is the natural logarithm", lambda *a: attend(*a, lse_of="log2")),
+        Mistake("lse_mixed", "lse mixes bases: the largest score is natural, log2 of the sum is not",
+                lambda *a: attend(*a, lse_of="mixed")),
         Mistake("lse_is_sum", "gives the sum of exp, not its logarithm", lambda *a: attend(*a, lse_of="exp")),
         Mistake("not_divided", "does not divide by the sum of the weights", lambda *a: attend(*a, divided=False)),
         Mistake("empty_row", "fails for a row without tokens: its out is 0, its lse -inf",

@@ -12,7 +12,7 @@ from pkv.course.graders.asking import MANY, asked, dtype_mistake, loop_mistake
 from pkv.course.graders.ex01_cuts import EX01_3
 from pkv.course.graders.ex01_kernels import EX01_4
 from pkv.course.graders.ex01_rows import EX01_5
-from pkv.course.graders.ex01_states import LARGE, from_zero, merge_states, states_of, weighs_dims
+from pkv.course.graders.ex01_states import LARGE, from_zero, merge_states, states_of, weighs_dims, what_is_multiplied
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task, Unfit
 
 TOLERANCE = 3e-4  # an lse of a thousand has steps of 6e-5, and exp of it shows them
@@ -134,7 +134,11 @@ def merge_mistakes(of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> tu
     def wrong(**made: Any) -> Callable[..., Any]:
         return of(functools.partial(merge_states, **made))
 
-    neutral = "an empty state's out holds anything: replace it before you multiply, because 0 * NaN is NaN"
+    def neutral(case: Case, got: Any) -> str:
+        outs, lses = stacked(case)
+        why = what_is_multiplied(got[0], outs, lses == -torch.inf)
+        return f"an empty state's out holds anything: replace it before you multiply, because {why}"
+
     return (
         dtype_mistake("gives another dtype where all states are empty: out and lse are fp32, as those given"),
         Mistake("both_empty", "gives no neutral state where all states are empty: out is 0 and lse -inf there",
@@ -160,6 +164,7 @@ def merge_mistakes(of: Callable[[Callable[..., Any]], Callable[..., Any]]) -> tu
         Mistake("lse_without_max", "lse lacks the largest lse that was subtracted", wrong(lse="shifted")),
         Mistake("lse_is_sum", "gives the sum of exp(lse), not its logarithm", wrong(lse="exp")),
         Mistake("lse_base_2", "lse is in base 2: it is the natural logarithm", wrong(lse="log2")),
+        Mistake("lse_mixed", "lse mixes bases: the largest lse is natural, log2 of the sum is not", wrong(lse="mixed")),
         Mistake("empty_multiplied", neutral, shows=only_where(lambda outs, lses: (lses == -torch.inf).any(0))),
         Mistake("max_from_0", "subtracts 0 where the largest lse is below 0: exp of what is left is then 0",
                 of(from_zero)),

@@ -5,9 +5,10 @@ from typing import Any
 import torch
 
 from pkv.cache import PagedKVCache
-from pkv.course.graders.batches import attend, paged_batch, row_of
+from pkv.course.graders.batches import attend, paged_batch, rounded_up, row_of
 from pkv.course.graders.ex01_states import LN_2, merge_states
 from pkv.course.tasks import Spec, Unfit
+from pkv.shapes import HEADS_PER_PROGRAM
 
 
 def loop_batch(spec: Spec) -> tuple[torch.Tensor, PagedKVCache, int, int, float]:
@@ -65,11 +66,24 @@ def tile_loop(q: torch.Tensor, cache: PagedKVCache, splits: int, tile: int, scal
     return outs, lses
 
 
+def grid_heads_of(q: torch.Tensor, n_kv_heads: int) -> torch.Tensor:
+    """The grid_head of each query head. In fp32 each has its own program, else up to 32 share one."""
+    heads, group = torch.arange(len(q)), len(q) // n_kv_heads
+    per_program = 1 if q.dtype == torch.float32 else HEADS_PER_PROGRAM
+    return heads // group * rounded_up(group, per_program) + heads % group // per_program
+
+
+def largest_of_program(largest: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+    """One for all heads of a program; where these are fewer than its block has room for, scores of 0 are among them."""
+    room = max(8, 1 << (min(len(grid) // (int(grid[-1]) + 1), HEADS_PER_PROGRAM) - 1).bit_length())
+    mine = [largest[grid == program] for program in grid.tolist()]
+    return torch.stack([some.amax().clamp(min=0.0) if len(some) < room else some.amax() for some in mine])
+
+
 def kv_heads_of(q: torch.Tensor, n_kv_heads: int, head_map: str) -> torch.Tensor:
-    """The KV head that each query head reads. In fp32 each has its own program, else those of a KV head share one."""
+    """The KV head that each query head reads."""
+    group, grid = len(q) // n_kv_heads, grid_heads_of(q, n_kv_heads)
     heads = torch.arange(len(q))
-    group = len(q) // n_kv_heads
-    grid = heads if q.dtype == torch.float32 else heads // group
     return {
         "grid": heads // group,
         "modulo": grid % n_kv_heads,
@@ -111,8 +125,8 @@ def one_state(
         unmasked = scores.amax(0)  # a token that is not there has score 0
         scores = scores.masked_fill(~counts[:, None], -torch.inf)
         new = unmasked if largest.startswith("unmasked") else scores.amax(0)
-        if largest == "over heads" and q.dtype != torch.float32:  # padding is among them, with scores of 0
-            new = new.view(n_kv_heads, -1).amax(1).clamp(min=0.0).repeat_interleave(len(q) // n_kv_heads)
+        if largest == "over heads" and q.dtype != torch.float32:
+            new = largest_of_program(new, grid_heads_of(q, n_kv_heads))
         if largest != "tile":
             new = running if largest == "first" and start > begin else torch.maximum(running, new)
         weights, correction = torch.exp2(scores - new), torch.exp2(running - new)

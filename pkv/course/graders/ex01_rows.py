@@ -7,12 +7,23 @@ from typing import Any
 
 import torch
 
-from pkv.course.comparing import agree, plain
+from pkv.course.graders.addresses import OUT_OF_BOUNDS, in_bounds
 from pkv.course.graders.asking import kernel_mistake, launched
+from pkv.course.graders.ex01_shows import (
+    TOLERANCE,
+    emptiness,
+    leaves_one_filled,
+    lse_missing,
+    no_number,
+    nothing_written,
+    only,
+    out_is,
+    overflows,
+    with_counts,
+)
 from pkv.course.graders.ex01_states import (
     INTERPRETER_AND,
     KEPT,
-    LARGE,
     first_block,
     from_zero,
     merge_rows,
@@ -23,7 +34,6 @@ from pkv.course.graders.ex01_states import (
 )
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task
 
-TOLERANCE = 1e-3  # out may be fp16
 BEYOND = "writes past the end of out or lse: only dims below head_dim are there"
 RETURNS = "returns something: it writes into out and lse, and returns nothing"
 
@@ -40,73 +50,6 @@ def in_place(function: Callable[..., Any], *given: torch.Tensor) -> list[torch.T
     if returned is not None:
         raise TypeError(RETURNS)
     return [copy for _, copy in copies]
-
-
-def off(case: Case, got: Any) -> torch.Tensor | None:
-    """Which (row, head) are wrong; None where the answer is an exception."""
-    if isinstance(got, Raised):
-        return None
-    wrong = [~torch.isclose(mine.double(), yours.double(), 5e-3, 5e-3) for mine, yours in zip(plain(case.right), got)]
-    return wrong[0].any(-1) | wrong[1]
-
-
-def emptiness(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of which (row, head) every state is empty, and of which any; rows of one state have none."""
-    _, lses, offsets, _, lse = (x.cpu() for x in case.arguments)
-    every, some = torch.zeros_like(lse, dtype=torch.bool), torch.zeros_like(lse, dtype=torch.bool)
-    for row, (first, last) in enumerate(zip(offsets.tolist(), offsets.tolist()[1:])):
-        if last - first != 1:
-            every[row] = (lses[first:last] == -torch.inf).all(0)
-            some[row] = (lses[first:last] == -torch.inf).any(0) | every[row]
-    return every, some
-
-
-def only(where: Callable[[Case], torch.Tensor]) -> Callable[[Case, Any], bool]:
-    """shows: wrong only where where(case) [n_rows, n_heads or 1] says so."""
-
-    def shows(case: Case, got: Any) -> bool:
-        wrong = off(case, got)
-        return wrong is not None and bool(wrong.any()) and bool((where(case) | ~wrong).all())
-
-    return shows
-
-
-def with_counts(count: int) -> Callable[[Case], torch.Tensor]:
-    """Rows of that many states."""
-    return lambda case: torch.tensor(case.spec["counts"])[:, None] == count
-
-
-def out_is(**made: Any) -> Callable[[Case, Any], bool]:
-    """shows: out is wrong, and what that wrong merge gives, whatever the lse."""
-
-    def shows(case: Case, got: Any) -> bool:
-        wrong = merge_rows(*case.arguments, merge=functools.partial(merge_states, **made))
-        return agree(wrong[0], got[0], 4 * TOLERANCE) and not agree(case.right[0], got[0], TOLERANCE)
-
-    return shows
-
-
-def nothing_written(case: Case, got: Any) -> bool:
-    """out and lse are as they were."""
-    return not isinstance(got, Raised) and all(agree(*pair, 0.0) for pair in zip(plain(list(case.arguments[3:])), got))
-
-
-def lse_missing(case: Case, got: Any) -> bool:
-    """out is right, lse as it was."""
-    if isinstance(got, Raised):
-        return False
-    return agree(plain(case.right[0]), got[0], TOLERANCE) and agree(plain(case.arguments[4]), got[1], 0.0)
-
-
-def no_number(case: Case, got: Any) -> bool:
-    """Infinite, or no number, where it is wrong."""
-    wrong = off(case, got)
-    return wrong is not None and not (got[0][wrong].isfinite().all() and got[1][wrong].isfinite().all())
-
-
-def overflows(case: Case, got: Any) -> bool:
-    """Infinite, or no number, where lses are large."""
-    return bool(case.spec["size"] > LARGE or case.spec.get("rise", 0) > 1) and no_number(case, got)
 
 
 def raises(text: str) -> Callable[[Case, Any], bool]:
@@ -126,7 +69,7 @@ def state_mistake(name: str, says: str, **made: Any) -> Mistake:
 
 def specs(rng: random.Random, *cases: dict[str, Any]) -> list[Spec]:
     """Specs; cases: what differs from the usual one."""
-    usual = {"n_heads": 2, "head_dim": 8, "size": 2, "empty": "none", "dtype": "float32", "turned": False}
+    usual = {"n_heads": 2, "head_dim": 8, "size": 2, "empty": "none", "dtype": "float32"}
     return [{"counts": [], **usual, **case, "seed": rng.randrange(1000)} for case in cases]
 
 
@@ -139,10 +82,10 @@ EX01_5 = Task(
     points=6,
     arguments=rows_of,
     right=merge_rows,
-    call=in_place,
+    call=in_bounds(in_place),
     axes=("row", "query head", "dim"),
     tolerance=TOLERANCE,
-    fixed=("dtype", "size"),
+    fixed=("dtype", "size", "turned", "alone"),
     shortcuts=("merge_items", "launch_merge", "merge_states", "merge_many", "merge_two", "merge_many_spec", "merge"),
     seconds=60.0,
     properties=(
@@ -162,9 +105,10 @@ EX01_5 = Task(
             rng, {"counts": [0, 2]}, {"counts": [3, 2], "empty": "all"}, {"counts": [2, 0, 0, 3]})),
         Property("a row of one state is left alone", lambda rng: specs(
             rng, {"counts": [1, 2]}, {"counts": [2, 1, 3, 1, 1]})),
-        Property("any head_dim, dtype and strides of out", lambda rng: specs(
+        Property("any head_dim, dtype and strides of out; nothing is read behind the last state", lambda rng: specs(
             rng, {"counts": [2, 3], "head_dim": 5}, {"counts": [3, 2], "head_dim": 12, "dtype": "float16"},
-            {"counts": [2, 2], "head_dim": 6, "n_heads": 3, "turned": True})),
+            {"counts": [2, 2], "head_dim": 6, "n_heads": 3, "turned": True},
+            {"counts": [2], "head_dim": 5, "alone": True}, {"counts": [17, 2], "head_dim": 12, "alone": True})),
     ),
     mistakes=(
         kernel_mistake("merge_rows_kernel"),
@@ -172,6 +116,7 @@ EX01_5 = Task(
         Mistake("lse_missing", "does not write lse", shows=lse_missing),
         INTERPRETER_AND,
         Mistake("beyond", BEYOND, shows=raises(BEYOND)),
+        OUT_OF_BOUNDS,
         Mistake("returns", RETURNS, shows=raises(RETURNS)),
         Mistake("row_of_none", "leaves out rows of no states: their out is 0, their lse -inf",
                 shows=only(with_counts(0))),
@@ -186,6 +131,7 @@ EX01_5 = Task(
                 shows=out_is(weights="exp2")),
         Mistake("not_divided", "does not divide by the sum of the weights", shows=out_is(divides=False)),
         state_mistake("lse_base_2", "lse is in base 2: it is the natural logarithm", lse="log2"),
+        state_mistake("lse_mixed", "lse mixes bases: the largest lse is natural, log2 of the sum is not", lse="mixed"),
         state_mistake("lse_without_max", "lse lacks the largest lse that was subtracted", lse="shifted"),
         state_mistake("lse_max", "gives the largest lse for that of all", lse="max"),
         state_mistake("lse_sum", "adds up the lses: add up exp of them, then take ln", lse="sum"),
@@ -220,11 +166,17 @@ EX01_5 = Task(
         row_mistake("offsets_ignored", "takes as many states for each row: offsets says which",
                     states="as many for each row"),
         row_mistake("heads_mixed", "reads the states of query head 0 for every head", states="of head 0"),
+        *(row_mistake("by_head", "looks for state s of a head at head * n_heads + s: it lies at s * n_heads + head",
+                      by_head=by_head) for by_head in ("lses", "outs")),
+        *(row_mistake("lse_at", f"stores every head's lse at {at}: it belongs at row * n_heads + head", lse_at=lse_at)
+          for at, lse_at in (("row", "row"), ("row * n_heads", "first head"))),
         row_mistake("strides_ignored", "takes out for contiguous: use its strides", turned=False),
         Mistake("single_row", "overwrites a row of one state, of which the partials hold nothing",
                 shows=only(with_counts(1))),
-        Mistake("empty_read", "makes NaN of empty states: do not read what they hold (0 * NaN), and mind "
-                "that -inf - -inf is NaN, where all so far are empty",
+        Mistake("counts_filled", "tells a row of one state by its states with tokens: offsets says how many it has",
+                shows=leaves_one_filled),
+        Mistake("empty_read", "makes NaN of empty states: do not read what they hold (0 * NaN and 0 * inf are "
+                "NaN), and mind that -inf - -inf is NaN, where all so far are empty",
                 shows=lambda case, got: no_number(case, got) and only(lambda case: emptiness(case)[1])(case, got)),
         row_mistake("max_from_0", "subtracts 0 where the largest lse is below 0: exp of what is left is then 0",
                     merge=from_zero),

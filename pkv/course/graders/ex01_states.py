@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from pkv.course.graders.addresses import OutOfBounds
 from pkv.course.graders.batches import DEVICE
 from pkv.course.tasks import Case, Mistake, Raised, Spec, Unfit
 
@@ -90,6 +91,7 @@ def merge_states(
         "shifted": total.log(),
         "exp": natural.exp(),
         "log2": natural / LN_2,
+        "mixed": base + total.log2(),
     }[lse]
     return (given[..., None] * outs.double()).sum(0).to(outs.dtype), made.to(outs.dtype)
 
@@ -103,6 +105,13 @@ def from_zero(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, tor
     return (weights[..., None] * outs).sum(0) / total.masked_fill(total == 0.0, 1.0)[:, None], base + total.log()
 
 
+def what_is_multiplied(got: torch.Tensor, outs: torch.Tensor, empty: torch.Tensor) -> str:
+    """Which product of an empty state's out makes NaN: got [n_heads, dim], of outs [n_states, n_heads, dim]."""
+    held_nan = (outs.isnan() & empty[..., None]).any(0)
+    is_inf = bool(got.isnan().any()) and not bool((got.isnan() & held_nan).any())
+    return "0 * inf is NaN" if is_inf else "0 * NaN is NaN"
+
+
 def weighs_dims(outs: torch.Tensor, lses: torch.Tensor, at_once: bool) -> torch.Tensor:
     """out, where the weights of heads multiply dims, of which there are as many; at_once: and those of states heads."""
     lse = lses.logsumexp(0)
@@ -112,7 +121,7 @@ def weighs_dims(outs: torch.Tensor, lses: torch.Tensor, at_once: bool) -> torch.
 
 
 def rows_of(spec: Spec) -> tuple[torch.Tensor, ...]:
-    """partial_out, partial_lse, offsets, out, lse, of spec["counts"] states a row; one state more is nobody's.
+    """partial_out, partial_lse, offsets, out, lse, of spec["counts"] states a row; if not "alone", one is nobody's.
 
     Partials that nobody has written hold NaN, as those of a row of one state; out and lse hold UNWRITTEN.
     """
@@ -121,22 +130,28 @@ def rows_of(spec: Spec) -> tuple[torch.Tensor, ...]:
         raise Unfit
     outs, lses = states_of({**spec, "n_states": sum(counts) + 1})
     offsets = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    shape = (len(counts), head_dim, n_heads) if spec["turned"] else (len(counts), n_heads, head_dim)
+    shape = (len(counts), head_dim, n_heads) if spec.get("turned") else (len(counts), n_heads, head_dim)
     out, lse = torch.full(shape, UNWRITTEN), torch.full((len(counts), n_heads), UNWRITTEN)
-    out = (out.transpose(1, 2) if spec["turned"] else out).to(getattr(torch, spec["dtype"]))
+    out = (out.transpose(1, 2) if spec.get("turned") else out).to(getattr(torch, spec["dtype"]))
     for row, count in enumerate(counts):
         if count == 1:
             out[row], lse[row] = KEPT + row, KEPT - row
             outs[offsets[row]] = lses[offsets[row]] = torch.nan
     outs[-1] = lses[-1] = torch.nan
+    if spec.get("alone"):
+        outs, lses = outs[:-1].clone(), lses[:-1].clone()
     return tuple(x.to(DEVICE) for x in (outs, lses, offsets, out, lse))
 
 
 def merge_rows(
     partial_out: torch.Tensor, partial_lse: torch.Tensor, offsets: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
-    *, merge: Callable[..., Any] = merge_states, states: str = "all", turned: bool = True,
+    *, merge: Callable[..., Any] = merge_states, states: str = "all", turned: bool = True, by_head: str = "",
+    lse_at: str = "",
 ) -> list[torch.Tensor]:  # fmt: skip
-    """What out and lse are after the merge; the options are mistakes, but for their defaults."""
+    """What out and lse are after the merge; the options are mistakes, but for their defaults.
+
+    by_head: "lses" are looked for as if those of a head lay side by side, or outs, too. lse_at: where each lse goes.
+    """
     partial_out, partial_lse, out, lse = (x.cpu().clone() for x in (partial_out, partial_lse, out, lse))
     bounds, n_rows = offsets.tolist(), len(out)
     flat = out.as_strided((out.numel(),), (1,))
@@ -150,13 +165,28 @@ def merge_rows(
         last += {"all but the last": -1 if last > first else 0, "one more": 1}.get(states, 0)
         heads = 1 if states == "of head 0" else partial_out.shape[1]
         mine, of = partial_out[first:last, :heads], partial_lse[first:last, :heads]
+        if by_head and last > first:
+            of = taken_by_head(partial_lse, first, last)
+            mine = taken_by_head(partial_out, first, last) if by_head == "outs" else mine
         made_out, made_lse = merge(mine, of)
-        lse[row] = made_lse
+        if lse_at:  # whatever its head: the last one's remains
+            lse.view(-1)[{"row": row, "first head": row * lse.shape[1]}[lse_at]] = made_lse[-1]
+        else:
+            lse[row] = made_lse
         if turned:
             out[row] = made_out.to(out.dtype)
         else:
             flat[row * out[row].numel() : (row + 1) * out[row].numel()] = made_out.to(out.dtype).flatten()
     return [out, lse]
+
+
+def taken_by_head(of: torch.Tensor, first: int, last: int) -> torch.Tensor:
+    """[last - first, n_heads, ...]: what lies at head * n_heads + state."""
+    n_heads = of.shape[1]
+    at = torch.arange(n_heads) * n_heads + torch.arange(first, last)[:, None]
+    if int(at.max()) >= of.shape[0] * n_heads:
+        raise OutOfBounds
+    return of.flatten(0, 1)[at]
 
 
 def uncorrected(

@@ -70,6 +70,15 @@ def negative(lengths: list[int], n_splits: int, tile: int) -> Counts:
     return of_split_kv(lengths, n_splits, tile), sum(n_splits - -(-length // tile) for length in lengths)
 
 
+def longest_skipped(lengths: list[int], n_splits: int, tile: int) -> Counts:
+    """split_kv's are counted in rows that have fewer tiles than the longest."""
+    tiles = [-(-length // tile) for length in lengths]
+    cuts = even_cuts(max(tiles, default=0), n_splits)
+    shorter = [n for n in tiles if n < max(tiles)]
+    split_kv = sum(by_end(n, begin, end) for n in shorter for begin, end in pairwise(cuts))
+    return split_kv, of_row_local(lengths, n_splits, tile)
+
+
 def arguments(spec: Spec) -> tuple[Any, ...]:
     """lengths, n_splits, tile."""
     if min(spec["n_splits"], spec["tile"]) < 1:
@@ -101,7 +110,6 @@ EX02_2 = Task(
     points=2,
     arguments=arguments,
     right=empty_items,
-    axes=("count",),
     shortcuts=("pkv",),
     properties=(
         Property(
@@ -146,6 +154,8 @@ EX02_2 = Task(
                 of_cuts(even_cuts, is_empty=lambda n, begin, end: n <= begin < end)),
         Mistake("outside_only", "compares only where a split begins: one that gets no tile of the longest row is empty "
                 "as well", of_cuts(even_cuts, is_empty=lambda n, begin, end: n <= begin)),
+        Mistake("longest_skipped", "does not count the longest row's own empty items: it has some where it has fewer "
+                "tiles than splits", longest_skipped),
         Mistake("whole_tiles", "rounds the number of tiles down: a part-filled tile holds tokens", whole_tiles),
         Mistake("empty_rows_skipped", "leaves out rows without tokens: all their items are empty",
                 lambda lengths, s, tile: empty_items([length for length in lengths if length], s, tile)),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pkv.course.graders.addresses import OUT_OF_BOUNDS, OutOfBounds, in_bounds, is_alone
 from pkv.course.graders.asking import is_raised, kernel_mistake
 from pkv.course.graders.batches import DEVICE, fails_for_lack
 from pkv.course.graders.ex02_bounds import RULES, SAYS, Rule, by_cuts, row_bounds
@@ -72,6 +73,8 @@ def of_rows(row_of: Any) -> Any:
         found = []
         for program in range(n_rows * n_splits):
             row, split = row_of(program, n_splits, n_rows)
+            if row >= n_rows and is_alone(lengths):
+                raise OutOfBounds
             end_of_tiles = -(-memory[row] // tile) * tile
             found.append(([*row_bounds(memory[row], n_splits, tile)] + [(end_of_tiles,) * 2] * n_rows)[split])
         return torch.tensor(found, dtype=torch.int64).int().reshape(n_rows, n_splits, 2)
@@ -113,13 +116,14 @@ def stored(place: str) -> Any:
 
 
 def arguments(spec: Spec) -> tuple[Any, ...]:
-    """lengths, after which other numbers lie in memory; n_splits, tile."""
+    """lengths, after which other numbers lie in memory if not "alone"; n_splits, tile."""
     lengths, n_splits, tile = spec["lengths"], spec["n_splits"], spec["tile"]
     if min(n_splits, tile) < 1 or not lengths:
         raise Unfit
     memory = torch.full((len(lengths) * (n_splits + 1),), BEYOND, dtype=torch.int32)
     memory[: len(lengths)] = torch.tensor(lengths)
-    return memory.to(DEVICE)[: len(lengths)], n_splits, tile
+    given = memory.to(DEVICE)[: len(lengths)]
+    return given.clone() if spec.get("alone") else given, n_splits, tile
 
 
 def specs(*cases: tuple[list[int], int], tile: int = 16) -> list[Spec]:
@@ -159,7 +163,8 @@ EX02_5 = Task(
     arguments=arguments,
     right=right,
     axes=("row", "split", "bound"),
-    call=launched,
+    call=in_bounds(launched),
+    fixed=("alone",),
     shortcuts=("bounds_on_gpu_spec", "row_bounds_spec", "own_items", "stages"),
     properties=(
         Property(
@@ -175,6 +180,10 @@ EX02_5 = Task(
         Property(
             "rows of up to two billion tokens",
             lambda rng: specs(([LONG], 5), ([33, LONG - rng.randrange(10**6)], 7), tile=4),
+        ),
+        Property(
+            "nothing is read that lies behind the last length",
+            lambda rng: [spec | {"alone": True} for spec in specs(([40], 2), ([5, 97, 33], 3))],
         ),
     ),
     mistakes=(
@@ -205,6 +214,7 @@ EX02_5 = Task(
         Mistake("host_reads", "reads a tensor's numbers on the host, which waits for the GPU then: only the kernel may",
                 shows=is_raised(HostReads)),
         kernel_mistake("bounds_kernel"),
+        OUT_OF_BOUNDS,
         Mistake("empty_row", "fails for a row without tokens: it has no tile, and all its ranges are (0, 0)",
                 shows=lambda case, got: 0 in case.spec["lengths"] and fails_for_lack(got)),
     ),

@@ -11,79 +11,13 @@ import torch
 from pkv.course.comparing import agree
 from pkv.course.graders.asking import asked, dtype_mistake
 from pkv.course.graders.batches import fails_for_lack
+from pkv.course.graders.ex02_merges import even_rows, hidden, merge_rows, mistake, one_max
 from pkv.course.graders.ex02_states import has_nan, is_state, overflows, parts_of
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
 
-State = tuple[torch.Tensor, torch.Tensor]
 LARGE = 100.0  # exp of minus so much is 0
+MINUS_INF = "makes NaN of -inf - -inf: where no item has had tokens yet, subtract 0 instead"
 JUNK = {"numbers": 100.0, "NaN": torch.nan, "inf": torch.inf}
-
-
-def merge_rows(
-    outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor, *,
-    weigh: str = "exp", replaces: bool = True, divided: bool = True, lse_of: str = "sum",
-    items_of: Callable[[int, int], slice] = slice,
-) -> State:  # fmt: skip
-    """Row by row, in fp64, then as outs; the options are mistakes."""
-    n_rows = len(offsets) - 1
-    out, lse = outs.new_zeros(n_rows, *outs.shape[1:]), lses.new_full((n_rows, lses.shape[1]), -torch.inf)
-    for row, (first, last) in enumerate(pairwise(offsets.tolist())):
-        mine, values = lses[items_of(first, last)].double(), outs[items_of(first, last)].double()
-        if len(mine) == 0:
-            continue
-        is_empty = mine == -torch.inf
-        if replaces:
-            values = values.masked_fill(is_empty[..., None], 0.0)
-        largest = mine.amax(0)
-        base = largest.masked_fill(largest == -torch.inf, 0.0)
-        weights = {
-            "exp": (mine - base).exp(),
-            "exp2": (mine - base).exp2(),
-            "equal": torch.ones_like(mine),
-            "equal_of_filled": (~is_empty).double(),
-            "lse": mine,
-        }[weigh]
-        total = weights.sum(0)
-        safe = total.masked_fill(total == 0.0, 1.0)[:, None]
-        out[row] = (weights[..., None] * values).sum(0) / (safe if divided else 1.0)
-        lse[row] = {
-            "sum": base + (mine - base).exp().sum(0).log(),
-            "sum2": base + (mine - base).exp2().sum(0).log2(),
-            "shifted": (mine - base).exp().sum(0).log(),
-            "largest": largest,
-            "added": mine.sum(0),
-            "mean": mine.mean(0),
-        }[lse_of]
-    return out, lse
-
-
-def mistake(**options: Any) -> Callable[..., State]:
-    """merge_rows with these mistakes."""
-    return lambda *arguments: merge_rows(*arguments, **options)
-
-
-def hidden(*arguments: torch.Tensor) -> State:
-    """What is not a number is made 0 at the end."""
-    out, lse = merge_rows(*arguments, replaces=False)
-    return out.nan_to_num(), lse
-
-
-def one_max(outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor, of_all: bool, guards: bool) -> State:
-    """The largest lse of all rows, of each head or of_all, is subtracted in every row; guards: 0 / 0 is made 0."""
-    out, lse = merge_rows(outs, lses, offsets)
-    if not len(lses):
-        return out, lse
-    largest = (lses.amax() if of_all else lses.amax(0)).expand(lses.shape[1])
-    base = largest.masked_fill(largest == -torch.inf, 0.0)
-    total = (lse - base).exp()  # 0 where all of a row is far below
-    lost = ((total == 0.0) & (lse > -torch.inf))[..., None]
-    return out.masked_fill(lost, 0.0 if guards else torch.nan), base + total.log()
-
-
-def even_rows(outs: torch.Tensor, lses: torch.Tensor, offsets: torch.Tensor) -> State:
-    """The same number of items for each row, whatever the offsets."""
-    n_rows = len(offsets) - 1
-    return merge_rows(outs, lses, torch.arange(n_rows + 1) * (len(outs) // n_rows))
 
 
 def specs(rng: random.Random, *rows: list[int], **more: Any) -> list[Spec]:
@@ -136,6 +70,32 @@ def multiplies_junk(case: Case, got: Any) -> bool:
     return is_junk and has_nan(got) and not bool(parts_of(got)[-1].isnan().any())
 
 
+def nan_of_junk(case: Case, got: Any) -> bool:
+    """Is an out not a number whose lse is one, and whose head has tokens?"""
+    parts = parts_of(got)
+    has_tokens = case.right[1] > -torch.inf
+    return len(parts) == 2 and bool((parts[0].isnan().any(-1) & has_tokens & ~parts[1].isnan()).any())
+
+
+def multiplies_and_subtracts(case: Case, got: Any) -> bool:
+    """Not a number, where items are empty: wherever what they hold is multiplied, and where no item has tokens."""
+    if not subtracts_infinities(case, got):
+        return False
+    outs, lses, offsets = case.arguments
+    parts, is_junk = parts_of(got), ((lses == -torch.inf)[..., None] & ~outs.isfinite()).any(-1)
+    rows = [is_junk[first:last].any(0) for first, last in pairwise(offsets.tolist())]
+    has_tokens = case.right[1] > -torch.inf
+    multiplied = torch.stack(rows) & has_tokens
+    return bool((parts[0].isnan().any(-1) >= multiplied).all()) and not bool(parts[1][has_tokens].isnan().any())
+
+
+def says_which_nan(case: Case, got: Any) -> str:
+    """Of who does both: what makes NaN in this case."""
+    if nan_of_junk(case, got):
+        return "multiplies what empty items hold by 0, which gives NaN for NaN and inf: replace it first"
+    return MINUS_INF
+
+
 def subtracts_infinities(case: Case, got: Any) -> bool:
     """Not a number, where items are empty."""
     return any(is_empty_item(case.spec)) and has_nan(got)
@@ -181,7 +141,7 @@ EX02_4 = Task(
     fixed=("empty", "junk", "size", "head_dim"),
     shortcuts=("pkv",),
     properties=(
-        Property("rows of one state, and of many", lambda rng: specs(rng, [1], [2], [3, 1, 2], drawn(rng), drawn(rng))),
+        Property("rows of one item, and of many", lambda rng: specs(rng, [1], [2], [3, 1, 2], drawn(rng), drawn(rng))),
         Property(
             "empty states are neutral, whatever their memory holds",
             lambda rng: [
@@ -190,7 +150,7 @@ EX02_4 = Task(
             + [spec for junk in JUNK for spec in specs(rng, [1], [2, 1], empty="heads", junk=junk)],
         ),
         Property(
-            "a row without states, or of empty ones only",
+            "a row without items, or of empty ones only; no rows",
             lambda rng: (
                 specs(rng, [0], [1, 0], [0, 2, 0, 0, 3], [])
                 + specs(rng, [1], [2, 1, 1], empty="whole rows", junk="numbers")
@@ -209,6 +169,8 @@ EX02_4 = Task(
         Mistake("lse_as_weight", "weighs by lse: the weight is exp(lse)", mistake(weigh="lse")),
         Mistake("base_2", "takes lse for base 2: it is the natural logarithm", mistake(weigh="exp2", lse_of="sum2")),
         Mistake("base_2", "takes lse for base 2: it is the natural logarithm", mistake(weigh="exp2")),
+        Mistake("lse_mixed", "lse mixes bases: the largest lse is natural, log2 of the sum is not",
+                mistake(lse_of="mixed")),
         Mistake("not_divided", "does not divide by the sum of the weights", mistake(divided=False)),
         Mistake("lse_without_max", "lse lacks the largest one that was subtracted", mistake(lse_of="shifted")),
         Mistake("lse_largest", "takes the largest lse: it is ln of the sum of exp(lse)", mistake(lse_of="largest")),
@@ -238,11 +200,11 @@ EX02_4 = Task(
                 shows=multiplies_junk),
         Mistake("divided_by_zero", "makes NaN where a head has no tokens, by 0 / 0 or -inf - -inf: its out is 0",
                 shows=divides_by_zero),
-        Mistake("minus_inf", "makes NaN of -inf - -inf: where no item has had tokens yet, subtract 0 instead",
-                shows=subtracts_infinities),
+        Mistake("junk_and_minus_inf", says_which_nan, shows=multiplies_and_subtracts),
+        Mistake("minus_inf", MINUS_INF, shows=subtracts_infinities),
         Mistake("empty_row", "a row without tokens must have out 0 and lse -inf",
                 shows=fails_without_tokens),
-        Mistake("one_head", "takes a state for empty, or not, by one of its heads: each head has its own lse",
+        Mistake("one_head", "takes an item for empty, or not, by one of its heads: each head has its own lse",
                 shows=lambda case, got: case.spec.get("empty") == "heads" and is_state(case, got)),
     ),
 )  # fmt: skip

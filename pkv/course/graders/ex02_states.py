@@ -163,6 +163,8 @@ EX02_3 = Task(
                 lambda *a: state_of_range(*a, lse_of="sums")),
         Mistake("lse_base_2", "lse is in base 2: it is the natural logarithm",
                 lambda *a: state_of_range(*a, lse_of="log2")),
+        Mistake("lse_mixed", "lse mixes bases: the largest score is natural, log2 of the sum is not",
+                lambda *a: state_of_range(*a, lse_of="mixed")),
         Mistake("lse_is_sum", "gives the sum of exp, not its logarithm", lambda *a: state_of_range(*a, lse_of="exp")),
         Mistake("not_divided", "does not divide by the sum of the weights: a state's out is a mean",
                 lambda *a: state_of_range(*a, divided=False)),

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pkv.course.comparing import agree, plain
+from pkv.course.graders.addresses import OUT_OF_BOUNDS, OutOfBounds, in_bounds, is_alone
 from pkv.course.graders.batches import DEVICE, rounded_up
 from pkv.course.graders.ex05_items import drawn
 from pkv.course.graphs import record
@@ -18,13 +19,15 @@ BEYOND = 40  # what lies in memory after the lengths
 
 
 def plan_arguments(spec: Spec) -> tuple[Any, ...]:
-    """lengths, in the midst of other numbers; n_programs, tile; and the lengths of a replay, none for no replay."""
+    """lengths, before other numbers if not "alone"; n_programs, tile; the lengths of a replay, if there is one."""
     lengths, later = spec["lengths"], spec.get("later", [])
     if min(spec["tile"], spec["n_programs"]) < 1 or not lengths or len(later) not in (0, len(lengths)):
         raise Unfit
     around = torch.full((len(lengths) + 2 * BLOCK,), BEYOND, dtype=torch.int32, device="cpu")
     around[: len(lengths)] = torch.tensor(lengths, dtype=torch.int32, device="cpu")
-    return around.to(DEVICE)[: len(lengths)], spec["n_programs"], spec["tile"], list(later)
+    given = around.to(DEVICE)[: len(lengths)]
+    given = given.clone() if spec.get("alone") else given
+    return given, spec["n_programs"], spec["tile"], list(later)
 
 
 def ask_plan(function: Any, lengths: torch.Tensor, n_programs: int, tile: int, later: list[int]) -> Any:
@@ -129,6 +132,13 @@ def rounded_total(n_tiles: int, n_programs: int, program: int) -> int:
     return int(fp32(n_tiles)) * program // n_programs
 
 
+def reads_beyond(lengths: torch.Tensor, n_programs: int, tile: int, later: list[int]) -> torch.Tensor:
+    """The plan where numbers behind the last length count."""
+    if is_alone(lengths):
+        raise OutOfBounds
+    return find((later or lengths.tolist()) + [BEYOND] * (-len(lengths) % BLOCK), n_programs, tile)
+
+
 def rounded_product(n_tiles: int, n_programs: int, program: int) -> int:
     """A cut where tiles * program is divided in fp32."""
     return int(fp32(fp32(n_tiles * program) / n_programs))
@@ -154,7 +164,8 @@ EX05_5 = Task(
     points=6,
     arguments=plan_arguments,
     right=found,
-    call=ask_plan,
+    call=in_bounds(ask_plan),
+    fixed=("alone",),
     axes=("program", "number"),
     shortcuts=("stages",),
     properties=(
@@ -169,6 +180,8 @@ EX05_5 = Task(
             ([2**30 + rng.randrange(999), 7, 2**30 - 2000], 1, 5))),
         Property("a replay of the launch finds the plan of other lengths", lambda rng: plans(
             ([5, 40, 3], 16, 2), later=[70, 0, 20 + rng.randrange(20)])),
+        Property("nothing is read that lies behind the last length", lambda rng: [
+            spec | {"alone": True} for spec in plans(([5, 40, 3], 16, 2), (drawn(rng, 4, BLOCK + 9), 4, 3))]),
     ),
     mistakes=(
         Mistake("host", "makes the plan on the host: a replay has that of the lengths before, and the host waits",
@@ -229,7 +242,7 @@ EX05_5 = Task(
           for forgets in ("before", "ends")),
         Mistake("row_of_block", "gives the number of the row in its block: rows of the blocks before it are missing",
                 lambda *a: by_block(*a, forgets="row")),
-        Mistake("beyond", "reads numbers after the last length: mask the load",
-                lambda n, s, t, later: find((later or n.tolist()) + [BEYOND] * (-len(n) % BLOCK), s, t)),
+        Mistake("beyond", "reads numbers after the last length: mask the load", reads_beyond),
+        OUT_OF_BOUNDS,
     ),
 )  # fmt: skip
