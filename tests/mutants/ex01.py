@@ -279,6 +279,8 @@ LOOPS = [
     ("ex01_4", "no_return", "returns_nothing", {RETURN: ""}),
     ("ex01_4", "head_modulo", "head_map", {KV_HEAD: "    kv_head = grid_head % SHAPE.N_KV_HEADS\n"}),
     ("ex01_4", "head_of_group", "head_map", {KV_HEAD: "    kv_head = grid_head // SHAPE.GROUP\n"}),
+    ("ex01_4", "none_in_the_loop", None, {"        weights = tl.exp2(scores - new_max[None, :])\n": "        weights = None\n        weights = weights + 1\n"}),
+    ("ex01_4", "last_head_at_most", "head_map", {KV_HEAD: "    kv_head = tl.minimum(grid_head, SHAPE.N_KV_HEADS - 1)\n"}),
     ("ex01_4", "head_of_grid", "head_map", {KV_HEAD: "    kv_head = grid_head\n"}),
     ("ex01_4", "head_0", "head_map", {KV_HEAD: "    kv_head = grid_head * 0\n"}),
     ("ex01_4", "logical_pages", "logical_pages", {LOAD_KV: OWN_PAGES + LOAD_KV}),
