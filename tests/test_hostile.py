@@ -328,7 +328,7 @@ def test_a_server_that_was_killed_is_replaced(tmp_path):
 
 
 def test_a_servers_folder_is_empty_between_requests(tmp_path):
-    assert graded(tmp_path, "import os\nos.makedirs('a/b')\nreturn -(-length // page_size)").diagnosis is None
+    assert graded(tmp_path, "import os\nos.makedirs('a/b')\nreturn -(-length // page_size)").diagnosis == "kept"
     assert os.listdir(server().folder.name) == []
 
 

@@ -988,13 +988,25 @@ def test_so_does_a_kernel_that_reads_outside_of_its_arrays(mine, capsys):
     solve(mine, "ex01")
     file = mine / "exercises" / home.file_names()["ex01"]
     text = file.read_text()
+    line = "        k, v = load_kv("
+    assert text.count(line) == 1
+    file.write_text(text.replace(line, f"        tl.load(cache.lengths.ptr + (1 << 44))\n{line}"))
+    assert CRASHED in said(capsys, "ex01_4")
+    assert said(capsys, "ex01_2").endswith("correct\n")
+    parts = course.learner_parts("attend_tokens")
+    assert "ex01_4 is broken (for lengths = [7, 16], " in capsys.readouterr().out
+    assert decodes_right(parts)
+
+
+def test_where_it_is_watched_it_is_told_and_does_not_crash(mine, capsys):
+    solve(mine, "ex01")
+    file = mine / "exercises" / home.file_names()["ex01"]
+    text = file.read_text()
     assert text.count("tl.load(offsets + row),") == 1
     file.write_text(text.replace("tl.load(offsets + row),", "tl.load(offsets + row + (1 << 44)),"))
-    assert CRASHED in said(capsys, "ex01_5")
-    assert said(capsys, "ex01_2").endswith("correct\n")
-    parts = course.learner_parts("merge")
-    assert "ex01_5 is broken (for counts = [2], n_heads = 2, " in capsys.readouterr().out
-    assert decodes_right(parts)
+    found = said(capsys, "ex01_5")
+    assert "reads past the end of" in found
+    assert CRASHED not in found
 
 
 def test_a_check_does_not_change_the_notebook(mine, capsys):
