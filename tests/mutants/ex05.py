@@ -60,6 +60,13 @@ WARM = "    pkv.decode(q, cache, out=out)  # compiles the kernels\n"
 CAPTURED = "    with torch.cuda.graph(graph):\n        pkv.decode(q, cache, out=out)\n"
 
 MUTANTS = [
+    ("ex05_1", "kept_by_tensor", "kept", {"def tile_line": """
+    known = tile_line.__dict__.setdefault("known", {})
+    if id(lengths) not in known:
+        n_tiles = (lengths.long() + tile - 1) // tile
+        known[id(lengths)] = torch.nn.functional.pad(n_tiles.cumsum(0), (1, 0)).int()
+    return known[id(lengths)]
+"""}),
     ("ex05_1", "floor", "floor", {COUNT: "    n_tiles = lengths.long() // tile\n"}),
     ("ex05_1", "plus_one", "one_too_many", {COUNT: "    n_tiles = lengths.long() // tile + 1\n"}),
     ("ex05_1", "at_least_one", "empty_takes_one", {COUNT: COUNT + "    n_tiles = n_tiles.clamp(min=1)\n"}),

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pkv.course.graders.asking import MANY, asked, dtype_mistake, loop_mistake
+from pkv.course.graders.asking import MANY, Asked, asked, dtype_mistake, loop_mistake
 from pkv.course.graders.batches import rounded_up
 from pkv.course.graders.ex05_capture import EX05_6
 from pkv.course.graders.ex05_items import EX05_3
@@ -51,6 +51,17 @@ def ragged(rng: random.Random, tile: int, n_rows: int) -> list[int]:
     return [tile * rng.randrange(1, 6) + rng.choice([-1, 0, 1, tile // 2]) for _ in range(n_rows)]
 
 
+def asked_before(call: Asked) -> Asked:
+    """A call with a tensor that was asked for before, when it held half of these lengths."""
+
+    def again(function: Asked, lengths: torch.Tensor, tile: int) -> Any:
+        now = lengths.clone()
+        function(lengths.copy_(now // 2), tile)
+        return call(function, lengths.copy_(now), tile)
+
+    return again
+
+
 EX05_1 = Task(
     id="ex05_1",
     title="the tiles of all rows on one line",
@@ -59,10 +70,10 @@ EX05_1 = Task(
     points=2,
     arguments=rows_arguments,
     right=line,
-    call=asked(
+    call=asked_before(asked(
         dtype=lambda lengths, tile: None if lengths.all() and len(lengths) else torch.int32,
         fewer=lambda lengths, tile: (lengths[:2], tile) if len(lengths) >= 2 * MANY else None,
-    ),
+    )),
     axes=("entry",),
     properties=(
         Property("a part-filled tile counts, a full one once", lambda rng: [
@@ -81,6 +92,8 @@ EX05_1 = Task(
     mistakes=(
         loop_mistake("rows"),
         dtype_mistake("gives another dtype: the line is int32"),
+        Mistake("kept", "answers for lengths that the same tensor held before: they change in place between calls",
+                lambda lengths, tile: line(lengths // 2, tile)),
         Mistake("floor", "rounds down: tokens of a part-filled last tile are in no tile",
                 line_with(lambda n, t: n // t)),
         Mistake("one_too_many", "adds a tile where the last one is just full: n // tile + 1",
