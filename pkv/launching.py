@@ -112,21 +112,23 @@ class KernelArgs:
 
     def with_tensors(self, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> "KernelArgs":
         """The same for other tensors of the same sizes, strides, types and alignment, and with partials of its own."""
-        again = object.__new__(KernelArgs)
-        again.__dict__.update(self.__dict__)
-        again.q = Strided(q, self.q.strides)
-        again.result = StateArgs(Strided(out, self.result.out.strides), Strided(lse, self.result.lse.strides))
-        again.partials = self.room_for_partials(q) if self.n_partials else again.result
+        again = self._holding(q, out, lse)
+        if self.n_partials:
+            again.partials = self.room_for_partials(q)
         return again
 
     def without_tensors(self) -> "KernelArgs":
         """The same to be kept: it holds no memory but the cache's."""
-        kept = object.__new__(KernelArgs)
-        kept.__dict__.update(self.__dict__)
-        kept.q = Strided(None, self.q.strides)
-        kept.result = StateArgs(Strided(None, self.result.out.strides), Strided(None, self.result.lse.strides))
-        kept.partials = kept.result
-        return kept
+        return self._holding(None, None, None)
+
+    def _holding(self, q: torch.Tensor | None, out: torch.Tensor | None, lse: torch.Tensor | None) -> "KernelArgs":
+        """The same for these, without partials."""
+        other = object.__new__(KernelArgs)
+        other.__dict__.update(self.__dict__)
+        other.q = Strided(q, self.q.strides)
+        other.result = StateArgs(Strided(out, self.result.out.strides), Strided(lse, self.result.lse.strides))
+        other.partials = other.result
+        return other
 
     def merge(self, step: Launch, row_ids: torch.Tensor | None) -> None:
         """Launch the plan's merge `step`; row_ids: its rows on the device, None for all in order.
@@ -148,18 +150,27 @@ class KernelArgs:
         return self.plan.tensor("partial_offsets", self.device)
 
 
+def tensors_of(cache: PagedKVCache) -> tuple[torch.Tensor, ...]:
+    """All of a cache that kernels read, and `out` must not lie in."""
+    return cache.k_pages, cache.v_pages, cache.block_table, cache.lengths
+
+
+def places_of(cache: PagedKVCache) -> tuple[int, ...]:
+    """Where those lie. A cache always has the same tensors, but torch can give a tensor other memory."""
+    return tuple([tensor.data_ptr() for tensor in tensors_of(cache)])
+
+
 def cache_args(cache: PagedKVCache) -> tuple[CacheArgs, bool, tuple[Any, ...]]:
     """(arguments, are all rows aligned, part of the signature) of a cache: made once, as it keeps its tensors."""
-    tensors = cache.k_pages, cache.v_pages, cache.block_table, cache.lengths
-    addresses = tuple([tensor.data_ptr() for tensor in tensors])
+    places = places_of(cache)
     known = cache.__dict__.get("_kernel_args")
-    if known is not None and known[0] == addresses:
+    if known is not None and known[0] == places:
         made: tuple[CacheArgs, bool, tuple[Any, ...]] = known[1]
         return made
     k, v, table, lengths = map(strided, (cache.k_nhd, cache.v_nhd, cache.block_table, cache.lengths))
     aligned = is_aligned(k.ptr) and is_aligned(v.ptr)
     strides = tuple(side.strides for side in (k, v, table, lengths))
-    alignment = tuple(address % COPY_BYTES for address in addresses)
+    alignment = tuple(place % COPY_BYTES for place in places)
     made = CacheArgs(k, v, table, lengths), aligned, (cache.dtype, strides, alignment)
-    cache.__dict__["_kernel_args"] = addresses, made
+    cache.__dict__["_kernel_args"] = places, made
     return made

@@ -15,7 +15,7 @@ from pkv._triton import INTERPRETED
 from pkv.arguments import addresses, meet
 from pkv.cache import PagedKVCache
 from pkv.gpus import gpu_of
-from pkv.launching import COPY_BYTES, KernelArgs
+from pkv.launching import COPY_BYTES, KernelArgs, places_of, tensors_of
 from pkv.plans import Plan
 
 MOST_KINDS = 64  # of calls with one cache
@@ -49,16 +49,10 @@ def kind_of(
                 return None
             alignment = x.data_ptr() % COPY_BYTES
             of_tensors.append((x.shape, x.stride(), x.dtype, x.device, alignment, x.requires_grad))
-        # A cache always has the same tensors, but torch can give a tensor other memory.
-        places = tuple([tensor.data_ptr() for tensor in tensors_of(cache)])
+        places = places_of(cache)
     except RuntimeError:  # inside torch.func.grad, say, tensors have no address, and the reference needs none
         return None
     return stage, scale, gpu_of(q.device), places, *of_tensors
-
-
-def tensors_of(cache: PagedKVCache) -> tuple[torch.Tensor, ...]:
-    """All that `out` must not lie in."""
-    return cache.k_pages, cache.v_pages, cache.block_table, cache.lengths
 
 
 def remember(

@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import os
 import signal
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
@@ -16,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 
 from pkv.course.answering import Answer, Question, Stop
-from pkv.course.preloaded import PATIENCE, STARTED, alone, answer_all
+from pkv.course.preloaded import STARTED, alone, answer_all, patiently, waited
 from pkv.course.printed import Printed
 from pkv.course.replies import answers_of, listen
 
@@ -63,20 +62,8 @@ def end_of(child: int) -> int:
 
     0 where this process ignores SIGCHLD: then nobody learns it.
     """
-    end = time.monotonic() + PATIENCE
-    done = status = 0
-    while not done and time.monotonic() < end:
-        done, status = waited(child, os.WNOHANG)
-        time.sleep(0.002)
+    done, status = patiently(child)
     for kill in (os.killpg,) if done else (os.killpg, os.kill):  # it may not have a group of its own yet
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(child, signal.SIGKILL)
     return status if done else waited(child, 0)[1]
-
-
-def waited(child: int, options: int) -> tuple[int, int]:
-    """os.waitpid(); a process that is gone has ended with 0."""
-    try:
-        return os.waitpid(child, options)
-    except ChildProcessError:
-        return child, 0

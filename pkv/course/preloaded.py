@@ -194,13 +194,27 @@ def described(answer: Answer | Stop) -> dict[str, Any]:
     return {"value": answer.value, "changed": answer.changed, "printed": answer.printed}
 
 
-def end_of(child: int) -> int:
-    """The exit status of a process, which is killed if it does not end; everything that it started dies with it."""
+def patiently(child: int) -> tuple[int, int]:
+    """Give a process PATIENCE to end by itself: (its number, or 0 where it has not; its exit status)."""
     end = time.monotonic() + PATIENCE
     done = status = 0
     while not done and time.monotonic() < end:
-        done, status = os.waitpid(child, os.WNOHANG)
+        done, status = waited(child, os.WNOHANG)
         time.sleep(0.002)
+    return done, status
+
+
+def waited(child: int, options: int) -> tuple[int, int]:
+    """os.waitpid(); a process that is gone has ended with 0."""
+    try:
+        return os.waitpid(child, options)
+    except ChildProcessError:
+        return child, 0
+
+
+def end_of(child: int) -> int:
+    """The exit status of a process, which is killed if it does not end; everything that it started dies with it."""
+    _, status = patiently(child)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     while True:

@@ -44,10 +44,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Property:
-    """One sentence about a right answer, and the cases that show it. specs(rng) -> specs, the smallest first."""
+    """One sentence about a right answer, and the cases that show it. specs(rng) -> specs, the smallest first.
+
+    of_steps: it speaks of how many steps the answer takes, and not of its numbers.
+    """
 
     name: str
     specs: Callable[[random.Random], list[Spec]]
+    of_steps: bool = False
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ KEPT = Mistake(
 )
 MOST_LOOKED_AT = 6  # wrong answers of a property, for one that shows its mistake and no other
 MOST_LETTERS, MOST_AXES = 60, 8  # of an input that is shown once more; of an answer
-NO_LOOP = "no loop"  # how a property's name begins which speaks of steps, not of numbers
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Telling:
         answer = self.answers.given[first]
         if isinstance(answer, Answer) and is_shortcut(answer.value):
             return "not judged: it is not your own work, as the last line says"
-        if prop.name.startswith(NO_LOOP) and self.shown(first).is_value and self.others_fail(prop):
+        if prop.of_steps and self.shown(first).is_value and self.others_fail(prop):
             return "not judged until the numbers are right"
         return ""
 

@@ -165,7 +165,7 @@ EX00_4 = Task(
                  + [spec | {"below": True} for spec in attend_specs(rng, [3, 6], size=300.0)]),
         Property("a row without tokens", lambda rng: attend_specs(rng, [0])),
         Property("no loop over tokens: many take as many steps as two", lambda rng: attend_specs(
-            rng, [rng.randrange(2 * MANY, 3 * MANY)])),
+            rng, [rng.randrange(2 * MANY, 3 * MANY)]), of_steps=True),
     ),
     mistakes=(
         loop_mistake("tokens"),

@@ -230,7 +230,7 @@ EX01_2 = Task(
         Property("no tokens at all: out 0, lse -inf",
                  lambda rng: state_specs(rng, [(1, 2, 3), (4, 3, 3)], 2, ("all", "heads"))),
         Property("no loop over states: many take as many steps as two",
-                 lambda rng: state_specs(rng, [(rng.randrange(2 * MANY, 3 * MANY), 1, 2)])),
+                 lambda rng: state_specs(rng, [(rng.randrange(2 * MANY, 3 * MANY), 1, 2)]), of_steps=True),
     ),
     mistakes=(
         loop_mistake("states"),

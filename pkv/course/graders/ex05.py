@@ -87,7 +87,7 @@ EX05_1 = Task(
             {"lengths": [2**25 + 4 * rng.randrange(1, 99) + 1, 7], "tile": 2},
             {"lengths": [2**31 - 64, 2**31 - 64, 1], "tile": 128}]),
         Property("no loop: many rows take as many steps as two", lambda rng: [
-            {"lengths": ragged(rng, 16, 2 * MANY), "tile": 16}]),
+            {"lengths": ragged(rng, 16, 2 * MANY), "tile": 16}], of_steps=True),
     ),
     mistakes=(
         loop_mistake("rows"),
