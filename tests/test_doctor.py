@@ -44,6 +44,7 @@ WITH_GPU = Machine(
     gpu=Gpu("NVIDIA GeForce RTX 3060", 86, 28),
     driver_lists_gpu=True,
     visible_devices=None,
+    launches_block=False,
     interpreted=False,
     tools=TOOLS,
     libcuda=["/lib/x86_64-linux-gnu/libcuda.so.1"],
@@ -89,6 +90,11 @@ def stubbed(monkeypatch, looked):
 def test_nothing_is_wrong_where_nothing_is_missing(base):
     assert problems_of(base) == []
     assert "Kernels run here; nothing that this machine could use is missing." in doctor.as_text(base, "cpu", [])
+
+
+def test_launches_that_block_are_named_where_there_is_a_gpu():
+    assert "CUDA_LAUNCH_BLOCKING is set" in told(replace(WITH_GPU, launches_block=True))
+    assert told(replace(WITHOUT_GPU, launches_block=True)) == ""
 
 
 def test_this_machine_as_json(capsys):

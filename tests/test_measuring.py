@@ -191,6 +191,16 @@ def test_launches_that_were_not_queued_in_time_are_flagged():
     assert right.flags == ("launching outlasted the GPU's sleep 8 times, so gaps between kernels may be in gpu_us",)
 
 
+@pytest.mark.parametrize(("value", "is_doubtful"), [("1", True), ("0", False), ("", False), (None, False)])
+def test_times_are_doubtful_where_each_launch_blocks(value, is_doubtful, monkeypatch):
+    """Nothing is queued then, so the gaps between launches are in what the events say."""
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    if value is not None:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", value)
+    (right,) = measured(engine("right", reference)).timings
+    assert [flag.partition(" is set")[0] for flag in right.flags] == ["CUDA_LAUNCH_BLOCKING"] * is_doubtful
+
+
 @pytest.mark.parametrize("is_enabled", [True, False])
 def test_garbage_collection_is_as_it_was(is_enabled):
     def run(batch):

@@ -21,7 +21,7 @@ from pkv.bench.checking import Judge, Verdicts, first_sentence
 from pkv.bench.engine import Engine, Ready
 from pkv.bench.loads import Load, Step
 from pkv.bench.records import Timing
-from pkv.bench.timing import noise, spread
+from pkv.bench.timing import launches_block, noise, spread
 
 ROUNDS = 20  # of GPU times; of host times half as many
 
@@ -187,6 +187,8 @@ def flags_of(load: Load, gpu_us: float, n_late: int, peak_gb_per_s: float | None
         )
     if n_late:
         flags.append(f"launching outlasted the GPU's sleep {n_late} times, so gaps between kernels may be in gpu_us")
+    if launches_block():
+        flags.append("CUDA_LAUNCH_BLOCKING is set, so gaps between kernels are in gpu_us: unset it and measure again")
     return tuple(flags)
 
 

@@ -12,6 +12,7 @@ Spread(median=92.0, p5=90.2, p95=114.6)
 """
 
 import functools
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -107,6 +108,11 @@ def room_to_flush(device: torch.device) -> torch.Tensor:
 
 def _nothing() -> None:
     pass
+
+
+def launches_block() -> bool:
+    """True where CUDA_LAUNCH_BLOCKING makes the host wait for each kernel: nothing is queued, and gaps are timed."""
+    return os.environ.get("CUDA_LAUNCH_BLOCKING", "") not in ("", "0")
 
 
 def spread(times: Sequence[float]) -> Spread:

@@ -88,7 +88,7 @@ def problems_of_self_test(machine: Machine) -> list[Problem]:
 
 
 def problems_of_gpu(machine: Machine) -> list[Problem]:
-    """A card that is there and not used; the driver's library under WSL."""
+    """A card that is there and not used, or slowed; the driver's library under WSL."""
     found = []
     if machine.gpu is None and machine.driver_lists_gpu:
         if machine.torch_cuda is None:
@@ -98,6 +98,9 @@ def problems_of_gpu(machine: Machine) -> list[Problem]:
         else:
             remedy = "update the NVIDIA driver, or install a torch built for an older CUDA"
         found.append(Problem(f"nvidia-smi lists a GPU that is not used: {why_cpu(machine)}", remedy))
+    if machine.gpu is not None and machine.launches_block:
+        what = "CUDA_LAUNCH_BLOCKING is set: the host waits for each kernel, so GPU times hold the gaps between them"
+        found.append(Problem(what, "unset CUDA_LAUNCH_BLOCKING before measuring"))
     if machine.is_wsl and machine.torch_cuda is not None:
         if not machine.libcuda:
             found.append(Problem("WSL without libcuda.so.1", "install NVIDIA's driver on Windows, then `wsl --update`"))

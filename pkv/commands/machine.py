@@ -15,6 +15,7 @@ import torch
 
 from pkv._triton import GPU_VISIBLE, INTERPRETED
 from pkv.bench.provenance import PATIENCE, answer_of, core_versions
+from pkv.bench.timing import launches_block
 from pkv.commands.selftest import SelfTest, kernel_device, run_self_test
 
 DEFAULT_CUDA = "/usr/local/cuda"
@@ -52,6 +53,7 @@ class Machine:
     gpu: Gpu | None
     driver_lists_gpu: bool  # nvidia-smi shows a card, whatever torch says
     visible_devices: str | None  # CUDA_VISIBLE_DEVICES
+    launches_block: bool  # CUDA_LAUNCH_BLOCKING
     interpreted: bool
     tools: dict[str, str | None]
     libcuda: list[str]  # the driver's library, by every name it is found under
@@ -71,6 +73,7 @@ def look() -> Machine:
         gpu=gpu,
         driver_lists_gpu=gpu is not None or "GPU 0" in answer_of("nvidia-smi", "-L"),
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        launches_block=launches_block(),
         interpreted=INTERPRETED,
         tools=tools,
         libcuda=find_libcuda(answer_of("/sbin/ldconfig", "-p"), WSL_LIBRARIES),
