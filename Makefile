@@ -51,7 +51,7 @@ test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (about 
 	$(ON_CPU) $(PY) -m pytest -n $(JOBS) -m "not gpu and (slow or browser)" $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA GPU (skipped, with a reason, where there is none)
-	$(PY) -m pytest -m gpu $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m gpu $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

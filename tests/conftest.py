@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 os.environ["PKV_CACHE"] = tempfile.mkdtemp(prefix="pkv-cache-")
 atexit.register(shutil.rmtree, os.environ["PKV_CACHE"], ignore_errors=True)
 TABLES = "table for the summary"  # record_property(TABLES, text) prints text at the end of the run
+GPU_FAULTS: list[str] = []  # what the GPU says since a kernel of this process has faulted
 TABLE_ROW = "row for a table of the summary"  # record_property(TABLE_ROW, (title, row, {column: number})) adds to one
 
 
@@ -49,6 +50,26 @@ def pytest_runtest_call(item: pytest.Item) -> Any:
         if "[flashinfer" in item.name and str(error).startswith("stage 'flashinfer' cannot decode this"):
             pytest.skip(str(error))
         raise
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Any:
+    report = yield
+    if report.failed and torch.cuda.is_initialized():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            GPU_FAULTS.append(str(error).splitlines()[0])
+    return report
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    """A fault of the GPU fails all later tests of its process. So it ends, and pytest-xdist goes on in a new one."""
+    if GPU_FAULTS and "PYTEST_XDIST_WORKER" in os.environ:
+        os._exit(1)
+    if GPU_FAULTS:
+        pytest.exit(f"{nodeid} has left the GPU unusable for this process ({GPU_FAULTS[0]}); with -n 1 the rest runs")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -23,6 +23,7 @@ from tests.conftest import ROOT
 
 pytestmark = pytest.mark.gpu
 
+LARGE = pytest.mark.xdist_group("large")  # tests that take GiB: one after another, whatever the number of processes
 FLOATS16 = {name: DTYPES[name] for name in ("fp16", "bf16")}
 RAGGED = [65536, 9000, 2100, 12000, 0, 1, 30000, 4096]
 
@@ -93,6 +94,7 @@ def test_many_ragged_rows(stage, dtype):
     assert_equal((out, lse), decode(q, cache, stage))
 
 
+@LARGE
 @pytest.mark.parametrize("trace", TRACES)
 def test_every_stage_on_the_traces(trace):
     """Three steps of each trace at the paper's shape: 8 rows, or 1 of bucketed."""
@@ -227,6 +229,7 @@ def test_d2_compiled_variants_do_not_grow(stage):
 # --- A4, A13, A15: what the interpreter cannot show ---
 
 
+@LARGE
 @pytest.mark.parametrize("stage", stages())
 def test_a4_page_ids_beyond_int32(stage):
     """Page 131,072 of 16 x 8 x 128 elements is the first whose offset exceeds 2**31."""

@@ -283,7 +283,7 @@ def test_on_a_gpu_later_calls_give_the_same_bits(dtype):
             assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
             assert out is None or again[0] is out
     assert len(cache.__dict__["_ready"]) == 9
-    cache.lengths.copy_(torch.tensor([3, 290, 0], dtype=torch.int32))
+    cache.lengths.copy_(torch.tensor([3, 0, 290], dtype=torch.int32))  # row 1 has no pages
     again = pkv.decode(q, cache, return_lse=True)
     wanted = pkv.decode(q, pkv.PagedKVCache(cache.k_pages, cache.v_pages, cache.block_table, cache.lengths), return_lse=True)  # fmt: skip # noqa: E501
     assert all(torch.equal(x, y) for x, y in zip(again, wanted, strict=True))

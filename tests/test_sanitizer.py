@@ -16,7 +16,7 @@ import torch
 from cases import CASES, DEVICE, DTYPES, Case, batch, known
 
 import pkv
-from pkv._triton import INTERPRETED
+from pkv._triton import INTERPRETED, tl, triton
 from tests.conftest import ROOT
 
 OWN = [stage for stage in pkv.STAGES if stage not in ("reference", "adaptive", "flashinfer")]
@@ -45,6 +45,34 @@ def watched(stages: list[str]) -> int:
     return n_right
 
 
+def read_beyond_the_pool() -> None:
+    """A page id that does not exist, in a row that is read; decode() on a GPU looks at no values unless asked to."""
+    q, cache = batch(Case("one", [40]), torch.float16)
+    cache.block_table[0, 1] = cache.n_pages + 1000
+    pkv.decode(q, cache, stage="row_local")
+    torch.cuda.synchronize()
+
+
+@triton.jit
+def racing_kernel(out):
+    """All warps of a program write one word of shared memory, and read it, with no barrier between."""
+    threads = tl.arange(0, 128)
+    words = tl.inline_asm_elementwise(
+        "{ .reg .u32 word; mov.u32 word, global_smem; st.shared.u32 [word], $1; ld.shared.u32 $0, [word]; }",
+        "=r,r", [threads], dtype=tl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+    tl.store(out + tl.sum(words, 0) % 2, 1)  # a sum over warps takes shared memory
+
+
+def race() -> None:
+    racing_kernel[(1,)](torch.zeros(2, dtype=torch.int32, device=DEVICE), num_warps=4)
+    torch.cuda.synchronize()
+
+
+PLANTED = {"memcheck": read_beyond_the_pool, "racecheck": race}
+FOUND = {"memcheck": "Invalid __global__ read", "racecheck": "hazard"}
+
+
 def test_a_run_that_watches_nothing_fails(monkeypatch):
     """Interpreted kernels, as where the driver does not start under the tool, are right and have no hazards."""
     monkeypatch.setattr(sys.modules[__name__], "INTERPRETED", True)
@@ -52,21 +80,38 @@ def test_a_run_that_watches_nothing_fails(monkeypatch):
         watched([])
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
-@pytest.mark.parametrize("stage", OWN)
-def test_nothing_is_found(stage, tool):
+def under(tool: str, what: str) -> subprocess.CompletedProcess[str]:
+    """This file run as a script under one of compute-sanitizer's tools."""
     found = shutil.which("compute-sanitizer")
     if found is None:
         pytest.skip("compute-sanitizer is not installed; it comes with CUDA's toolkit")
-    command = [found, "--tool", tool, "--error-exitcode", "99", sys.executable, __file__, stage]
+    command = [found, "--tool", tool, "--error-exitcode", "99", sys.executable, __file__, what]
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     env = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": paths}
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tool", PLANTED)
+def test_a_planted_fault_is_found(tool):
+    done = under(tool, f"planted-{tool}")
+    assert done.returncode != 0, (done.stdout + done.stderr)[-4000:]
+    assert FOUND[tool] in done.stdout
+    assert "SUMMARY: 0 " not in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tool", PLANTED)
+@pytest.mark.parametrize("stage", OWN)
+def test_nothing_is_found(stage, tool):
+    done = under(tool, stage)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     assert f"{len(BATCHES) * len(DTYPES)} right" in done.stdout
     assert "ERROR SUMMARY: 0 errors" in done.stdout or "RACECHECK SUMMARY: 0 hazards" in done.stdout
 
 
 if __name__ == "__main__":
-    print(watched(sys.argv[1:]), "right")
+    if sys.argv[1].startswith("planted-"):
+        PLANTED[sys.argv[1].removeprefix("planted-")]()
+    else:
+        print(watched(sys.argv[1:]), "right")
