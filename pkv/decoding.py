@@ -13,6 +13,7 @@ import torch
 from pkv._triton import INTERPRETED, require_launchable
 from pkv.arguments import check_arrays, check_kernel_shape, check_plan, may_overlap, resolve_scale
 from pkv.cache import PagedKVCache
+from pkv.captures import is_capturing
 from pkv.checks import LONGEST_ROW, MOST_SPLITS, Ints, at_least
 from pkv.gpus import GpuProfile, gpu_of
 from pkv.merging import MOST_DIM_BLOCKS
@@ -197,15 +198,33 @@ def decode(
         parts = taken(parts, name, TAKES)
     options = {"gpu": gpu_of(q.device), **checked_options(name, options)} if options else {"gpu": gpu_of(q.device)}
     if options.pop("dynamic", find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda"):
-        made = _capacity_plan(cache.n_rows, cache.capacity, shape, name, **options)
+        made = _capacity_plan(cache.n_rows, rounded_up(cache.capacity), shape, name, **options)
     else:
         lengths = cache.host_lengths
+        if is_capturing(q.device):
+            raise RuntimeError(
+                f"decode() plans stage {name!r} on the host at each call, and a captured CUDA graph would replay this "
+                "step's plan for ever: capture a stage that is planned on the GPU, such as stream_k, or pkv.run with a "
+                "plan of pkv.plan that ran once before"
+            )
         made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, parts=parts, **options)
         check_plan(q, cache, made, check)
     result, lse = _run(q, cache, made, scale, out, check, parts)
     if kind is not None:
         remember(kind, find_stage(name), q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
     return (result, lse) if return_lse else result
+
+
+def rounded_up(capacity: int) -> int:
+    """Above 1,024 tokens, to one of 16 sizes between a power of two and the next.
+
+    So tables that are wider at each step of a server share a few plans.
+
+    >>> rounded_up(1000), rounded_up(65_536), rounded_up(65_552)
+    (1000, 65536, 69632)
+    """
+    step = max(1, 2 ** (capacity.bit_length() - 5)) if capacity > 1024 else 1
+    return -(-capacity // step) * step
 
 
 @functools.lru_cache(maxsize=256)

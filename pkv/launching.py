@@ -22,6 +22,15 @@ def strided(tensor: torch.Tensor) -> Strided:
     return Strided(tensor, tensor.stride())
 
 
+def kinds_of(strides: tuple[int, ...]) -> tuple[int, ...]:
+    """All that Triton compiles apart of strides: whether one is 1, a multiple of 16, beyond 32 bits.
+
+    >>> kinds_of((1, 48, 49, 2**35))
+    (1, 16, 0, 48)
+    """
+    return tuple([s if s == 1 else 16 * (s % 16 == 0) + 32 * (not -(2**31) <= s < 2**31) for s in strides])
+
+
 def is_aligned(pages: torch.Tensor) -> bool:
     """True where every (page, token, head) row of K or V starts at a multiple of 16 bytes and is contiguous."""
     *row_strides, dim_stride = pages.stride()
@@ -100,7 +109,8 @@ class KernelArgs:
         alignment = q.data_ptr() % COPY_BYTES, out.data_ptr() % COPY_BYTES
         dtypes = q.dtype, out.dtype, lse.dtype, n_partials > 0
         self.signature = (
-            q.device.index, part, dtypes, self.q.strides, self.result.out.strides, alignment, cache_signature,
+            q.device.index, part, dtypes, kinds_of(self.q.strides), kinds_of(self.result.out.strides), alignment,
+            cache_signature,
         )  # fmt: skip
 
     def room_for_partials(self, q: torch.Tensor) -> StateArgs:
@@ -130,8 +140,8 @@ class KernelArgs:
         other.partials = other.result
         return other
 
-    def merge(self, step: Launch, row_ids: torch.Tensor | None) -> None:
-        """Launch the plan's merge `step`; row_ids: its rows on the device, None for all in order.
+    def merge(self, step: Launch, partial_offsets: torch.Tensor | None, row_ids: torch.Tensor | None) -> None:
+        """Launch the plan's merge `step`; partial_offsets, row_ids: see launch_merge.
 
         A merge of somebody else's does all steps at once, when the last of them comes: then all states are there.
         """
@@ -140,7 +150,7 @@ class KernelArgs:
                 merge_by(self.parts.merge, self.partials, self.result, self.partial_offsets)
             return
         launch_merge(
-            self.partials, self.result, self.partial_offsets, row_ids, len(step.rows), step.n_splits, self.shape,
+            self.partials, self.result, partial_offsets, row_ids, len(step.rows), step.n_splits, self.shape,
             self.signature,
         )  # fmt: skip
 
@@ -169,7 +179,7 @@ def cache_args(cache: PagedKVCache) -> tuple[CacheArgs, bool, tuple[Any, ...]]:
         return made
     k, v, table, lengths = map(strided, (cache.k_nhd, cache.v_nhd, cache.block_table, cache.lengths))
     aligned = is_aligned(k.ptr) and is_aligned(v.ptr)
-    strides = tuple(side.strides for side in (k, v, table, lengths))
+    strides = tuple(kinds_of(side.strides) for side in (k, v, table, lengths))
     alignment = tuple(place % COPY_BYTES for place in places)
     made = CacheArgs(k, v, table, lengths), aligned, (cache.dtype, strides, alignment)
     cache.__dict__["_kernel_args"] = places, made

@@ -118,11 +118,15 @@ def merge_items(
     tl.store(result.lse.ptr + row.to(tl.int64) * result.lse.strides[0] + heads, lse, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_splits"])
 def merge_kernel(
-    partials, result, partial_offsets, row_ids, SHAPE: tl.constexpr, BLOCK_S: tl.constexpr, DIM_BLOCKS: tl.constexpr
-):
-    """One program per (row, query head, block of dims): merge the row's items; a row with one item is done already."""
+    partials, result, partial_offsets, row_ids, n_splits,
+    SHAPE: tl.constexpr, BLOCK_S: tl.constexpr, DIM_BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """One program per (row, query head, block of dims): merge the row's items; a row with one item is done already.
+
+    partial_offsets None: every row has n_splits items.
+    """
     N_Q_HEADS: tl.constexpr = SHAPE.GROUP * SHAPE.N_KV_HEADS
     BLOCK_D: tl.constexpr = SHAPE.BLOCK_D // DIM_BLOCKS
     dims = tl.program_id(0) % DIM_BLOCKS * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -132,8 +136,12 @@ def merge_kernel(
         row = tl.load(row_ids + row)
     if SHAPE.EARLY_MERGE:
         tl.extra.cuda.gdc_wait()
-    first = tl.load(partial_offsets + row)
-    n_items = tl.load(partial_offsets + row + 1) - first
+    if partial_offsets is None:
+        first = row * n_splits
+        n_items = n_splits
+    else:
+        first = tl.load(partial_offsets + row)
+        n_items = tl.load(partial_offsets + row + 1) - first
     if n_items != 1:
         merge_items(partials, result, row, heads, heads >= 0, dims, first, n_items, SHAPE, BLOCK_S, False)
 
@@ -141,7 +149,7 @@ def merge_kernel(
 def launch_merge(
     partials: StateArgs,
     result: StateArgs,
-    partial_offsets: torch.Tensor,
+    partial_offsets: torch.Tensor | None,
     row_ids: torch.Tensor | None,
     n_rows: int,
     most_items: int,
@@ -150,15 +158,16 @@ def launch_merge(
 ) -> None:
     """Merge the partials of `n_rows` rows (row_ids int32 on the same device, or None for all in order) into result.
 
-    most_items: the most items of a row; more of them are right, but slower. signature: see launch_kernel.
+    most_items: the most items of a row; more of them are right, but slower. partial_offsets: where each row's begin,
+    int32 [n_rows + 1] on the same device; None: each row has most_items, row after row. signature: see launch_kernel.
     """
     block_s = min(max(next_power_of_two(most_items), SMALLEST_BLOCK_S), LARGEST_BLOCK_S)
     dim_blocks = min(max(block_s * shape.BLOCK_D // PROGRAM_ELEMENTS, 1), MOST_DIM_BLOCKS)
     num_warps = min(max(block_s * shape.BLOCK_D // dim_blocks // PROGRAM_ELEMENTS, 1), MOST_WARPS)
     launch_kernel(
         merge_kernel, n_rows * shape.GROUP * shape.N_KV_HEADS * dim_blocks,
-        (partials, result, partial_offsets, row_ids), (shape, block_s, dim_blocks),
-        None if signature is None else (*signature, row_ids is None),
+        (partials, result, partial_offsets, row_ids, most_items), (shape, block_s, dim_blocks),
+        None if signature is None else (*signature, (partial_offsets is None, row_ids is None)),
         num_warps=num_warps, **merge_options(shape),
     )  # fmt: skip
 

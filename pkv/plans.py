@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pkv.captures import is_capturing, keep_for_replays
 from pkv.checks import LONGEST_ROW, Ints, host_ints
 from pkv.counters import Counters, count
 from pkv.gpus import GpuProfile
@@ -120,10 +121,18 @@ class Plan:
         return count(self)
 
     def tensor(self, name: "str | tuple[int, ...]", device: torch.device) -> torch.Tensor:
-        """One of the arrays on `device`, or a launch's row numbers; all are copied there at once, and kept."""
+        """One of the arrays on `device`, or a launch's row numbers; all are copied there at once, and kept.
+
+        It is for kernels that are launched on the current stream: as long as those may read it, it stays, though the
+        plan be dropped. RuntimeError while a CUDA graph is captured, if the arrays are not there yet.
+        """
         if (name, device) not in self._kept:
             self._upload(device)
         found: torch.Tensor = self._kept[name, device]
+        if is_capturing(device):
+            keep_for_replays(self._kept["packed", device], device)
+        elif device.type == "cuda" and torch.cuda.current_stream(device) != self._kept["stream", device]:
+            found.record_stream(torch.cuda.current_stream(device))
         return found
 
     def rows_tensor(self, launch: Launch, device: torch.device) -> torch.Tensor | None:
@@ -132,6 +141,11 @@ class Plan:
 
     def _upload(self, device: torch.device) -> None:
         """One copy for all arrays. Each begins at a multiple of 16 bytes, so that kernels find all aligned alike."""
+        if is_capturing(device):
+            raise RuntimeError(
+                f"this plan of stage {self.stage!r} is not on {device} yet, and cannot be copied there while a CUDA "
+                "graph is captured: make it with pkv.plan, run it once with pkv.run, then capture pkv.run with it"
+            )
         names = ("items", "program_offsets", "partial_offsets", "item_order")
         arrays: dict[Any, Int32Array] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         arrays |= {launch.rows: np.array(launch.rows, dtype=np.int32) for launch in self.launches}
@@ -140,6 +154,9 @@ class Plan:
         for array, begin in zip(arrays.values(), begins, strict=False):
             packed[begin : begin + array.size] = array.ravel()
         there = torch.from_numpy(packed).to(device)
+        if device.type == "cuda":
+            self._kept["stream", device] = torch.cuda.current_stream(device)
+        self._kept["packed", device] = there
         for (name, array), begin in zip(arrays.items(), begins, strict=False):
             self._kept[name, device] = there[begin : begin + array.size].view(array.shape)
 

@@ -58,8 +58,11 @@ def merge_shape(n_heads, head_dim):
     )  # fmt: skip
 
 
-def kernel_merge(states, most_items=None):
-    """The Triton kernel on states (out [n_rows, n_heads, D], lse [n_rows, n_heads]); each is one item of every row."""
+def kernel_merge(states, most_items=None, equal=False):
+    """The Triton kernel on states (out [n_rows, n_heads, D], lse [n_rows, n_heads]); each is one item of every row.
+
+    equal: it is told that all rows have as many, and not where each row's begin.
+    """
     n_rows, n_heads, head_dim = states[0][0].shape
     n = len(states)
     out = torch.stack([o for o, _ in states], 1).flatten(0, 1).float().to(DEVICE)  # item = row * n + state
@@ -68,6 +71,7 @@ def kernel_merge(states, most_items=None):
     result_lse = torch.full((n_rows, n_heads), math.nan, device=DEVICE)
     offsets = torch.arange(n_rows + 1, dtype=torch.int32, device=DEVICE) * n
     args = (StateArgs(strided(out), strided(lse)), StateArgs(strided(result), strided(result_lse)))
+    offsets = None if equal else offsets
     launch_merge(*args, offsets, None, n_rows, most_items or n, merge_shape(n_heads, head_dim))
     return result.cpu(), result_lse.cpu()
 
@@ -184,16 +188,16 @@ def test_split_kv_merges_what_it_wrote(splits, monkeypatch, nan_memory):
 
     seen = {}
 
-    def keep(partials, result, offsets, *rest):
-        seen.update(out=partials.out.ptr, lse=partials.lse.ptr, offsets=offsets.tolist())
-        launch_merge(partials, result, offsets, *rest)
+    def keep(partials, *rest):
+        seen.update(out=partials.out.ptr, lse=partials.lse.ptr)
+        launch_merge(partials, *rest)
 
     monkeypatch.setattr("pkv.launching.launch_merge", keep)
     q, cache = batch(Case("ragged", [70, 0, 5, 33]), torch.float32)
     out, lse = pkv.decode(q, cache, stage="split_kv", splits=splits, return_lse=True)
     assert seen["out"].shape == (4 * splits, 4, 64)
     for row in range(4):
-        items = range(seen["offsets"][row], seen["offsets"][row + 1])
+        items = range(row * splits, (row + 1) * splits)
         want, want_lse = pkv.merge([(seen["out"][item], seen["lse"][item]) for item in items])
         torch.testing.assert_close(out[row], want, atol=2e-6, rtol=2e-6)
         torch.testing.assert_close(lse[row], want_lse, atol=2e-6, rtol=2e-6)
@@ -221,6 +225,13 @@ def test_rows_of_any_number_of_items():
             want, want_lse = torch.full((n_heads, head_dim), 7.0), torch.full((n_heads,), 7.0)
         torch.testing.assert_close(result[row].cpu().double(), want.double(), atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(result_lse[row].cpu().double(), want_lse.double(), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [2, 3, 300])
+def test_rows_of_as_many_items_each_need_no_offsets(n):
+    states = states_of(n, shape=(3, 2), empty=range(1, n, 7))
+    for with_offsets, without in zip(kernel_merge(states), kernel_merge(states, equal=True), strict=True):
+        assert torch.equal(with_offsets, without)
 
 
 @pytest.mark.parametrize("head_dim", [16, 80, 128, 256])

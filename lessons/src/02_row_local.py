@@ -144,7 +144,7 @@ changes = difflib.ndiff(body(split_kv_kernel), body(row_local_kernel))
 print(*[line for line in changes if line[0] in "+-"], sep="\n")
 
 # %% [markdown]
-# One length, its own. `first_tile(s, S, n)` is n · s // S. `n_cuts` is how many splits get a tile: all of them, or one per tile of a short row. `row_ids` is there for `length_buckets`, which shares the kernel of `split_kv`. The `if` is new too: a program without a token leaves early. It does not load its query. (Not so where rows are unsplit: then it must write the row's result.)
+# One length, its own. `first_tile(s, S, n)` is n · s // S. `n_cuts` is how many splits get a tile: all of them, or one per tile of a short row. `row_ids` and `partial_offsets` are there for `length_buckets`, which shares the kernel of `split_kv`: a launch of all rows, of S splits each, finds row r's states at r · S. The `if` is new too: a program without a token leaves early. It does not load its query. (Not so where rows are unsplit: then it must write the row's result.)
 #
 # ## What an empty split leaves behind
 #
@@ -168,7 +168,7 @@ print("out", list(outs.shape), "lse", list(lses.shape))
 # %%
 for memory in (outs, lses):
     memory.fill_(torch.nan)
-given = args.q, args.cache, args.result, args.partials, args.partial_offsets
+given = args.q, args.cache, args.result, args.partials
 constants = args.attend, args.shape
 grid = (plan.n_programs * toy.n_kv_heads,)
 row_local_kernel[grid](*given, plan.n_items, args.qk_scale, *constants, **args.options)

@@ -35,8 +35,8 @@ TRITON_TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: 
 OFFSETS: dict[str, Any] = {"partial_offsets": "*i32"}
 # The entry kernels, and the arguments of each between those that all take. None: an optional array left out.
 OWN_ARGUMENTS: dict[str, dict[str, Any]] = {
-    "split_kv": OFFSETS | {"row_ids": None, "n_rows": "i32", "n_splits": "i32"},
-    "row_local": OFFSETS | {"n_splits": "i32"},
+    "split_kv": {"partial_offsets": None, "row_ids": None, "n_rows": "i32", "n_splits": "i32"},
+    "row_local": {"n_splits": "i32"},
     "workqueue": OFFSETS | {"items": "*i32", "program_offsets": None, "item_order": "*i32", "first_program": "i32"},
     "workqueue, several items": OFFSETS | {
         "items": "*i32", "program_offsets": "*i32", "item_order": "*i32", "first_program": "i32",

@@ -146,7 +146,10 @@ def split_kv_kernel(
     q, cache, result, partials, partial_offsets, row_ids, n_rows, n_splits, qk_scale,
     ATTEND: tl.constexpr, SHAPE: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row, split, KV head): find my tokens, attend, store a state."""
+    """One program per (row, split, KV head): find my tokens, attend, store a state.
+
+    row_ids and partial_offsets None: all rows in order, of n_splits items each.
+    """
     # who am I: KV heads run fastest, so neighbouring programs read neighbouring memory
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
     if SHAPE.EARLY_MERGE:
@@ -169,7 +172,8 @@ def split_kv_kernel(
     if n_splits == 1:
         store_state(result, row, grid_head, out, lse, SHAPE, False)
     else:
-        store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE, True)
+        first = row * n_splits if partial_offsets is None else tl.load(partial_offsets + row)
+        store_state(partials, first + split, grid_head, out, lse, SHAPE, True)
 
 
 @triton.jit
@@ -190,17 +194,21 @@ def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
     parts: Parts | None = None,
 ) -> None:  # fmt: skip
-    """Run the plan's launches in order: decode, then merge where rows are split."""
+    """Run the plan's launches in order: decode, then merge where rows are split.
+
+    A launch of all rows reads no array of the plan. So a captured graph of it needs none.
+    """
     args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     for step in plan.launches:
         row_ids = plan.rows_tensor(step, q.device)
+        offsets = None if row_ids is None else args.partial_offsets
         if step.kernel == "merge":
-            args.merge(step, row_ids)
+            args.merge(step, offsets, row_ids)
             continue
         grid = (step.end - step.begin) * plan.shape.grid_heads
         launch_kernel(
             split_kv_kernel, grid,
-            (args.q, args.cache, args.result, args.partials, args.partial_offsets, row_ids,
+            (args.q, args.cache, args.result, args.partials, offsets, row_ids,
              len(step.rows), step.n_splits, args.qk_scale, args.attend),
             (args.shape,), (*args.signature, row_ids is None), **args.options,
         )  # fmt: skip

@@ -101,9 +101,7 @@ def fault_of_items(plan: Plan) -> str | None:
 
 
 @triton.jit(do_not_specialize=["n_splits"])
-def row_local_kernel(
-    q, cache, result, partials, partial_offsets, n_splits, qk_scale, ATTEND: tl.constexpr, SHAPE: tl.constexpr
-):
+def row_local_kernel(q, cache, result, partials, n_splits, qk_scale, ATTEND: tl.constexpr, SHAPE: tl.constexpr):
     """One program per (row, split, KV head): find my tokens, attend, store a state."""
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
     if SHAPE.EARLY_MERGE:
@@ -118,14 +116,14 @@ def row_local_kernel(
     begin = first_tile(tl.minimum(split, n_cuts), n_cuts, n_tiles) * SHAPE.BLOCK_N
     end = tl.minimum(first_tile(tl.minimum(split + 1, n_cuts), n_cuts, n_tiles) * SHAPE.BLOCK_N, length)
     if begin >= end and n_splits > 1:  # nothing to read: not even the query
-        store_empty(partials, tl.load(partial_offsets + row) + split, grid_head, SHAPE, True)
+        store_empty(partials, row * n_splits + split, grid_head, SHAPE, True)
     else:
         query = load_query(q, row, grid_head, SHAPE)
         out, lse = ATTEND(query, cache, row, grid_head, begin, end, qk_scale, SHAPE)
         if n_splits == 1:
             store_state(result, row, grid_head, out, lse, SHAPE, False)
         else:
-            store_state(partials, tl.load(partial_offsets + row) + split, grid_head, out, lse, SHAPE, True)
+            store_state(partials, row * n_splits + split, grid_head, out, lse, SHAPE, True)
 
 
 @triton.jit
@@ -143,12 +141,11 @@ def launch(
     args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     for step in plan.launches:
         if step.kernel == "merge":
-            args.merge(step, None)
+            args.merge(step, None, None)
             continue
         grid = plan.n_programs * plan.shape.grid_heads
         launch_kernel(
             row_local_kernel, grid,
-            (args.q, args.cache, args.result, args.partials, args.partial_offsets, step.n_splits, args.qk_scale,
-             args.attend),
+            (args.q, args.cache, args.result, args.partials, step.n_splits, args.qk_scale, args.attend),
             (args.shape,), args.signature, **args.options,
         )  # fmt: skip

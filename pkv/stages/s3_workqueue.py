@@ -231,7 +231,7 @@ def launch(
     for step in plan.launches:
         if step.kernel == "merge":
             row_ids = plan.rows_tensor(step, q.device)
-            args.merge(step, row_ids)
+            args.merge(step, args.partial_offsets, row_ids)
             continue
         grid = (step.end - step.begin) * plan.shape.grid_heads
         launch_kernel(

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from pkv.cache import PagedKVCache
+from pkv.captures import is_capturing, keep_for_replays
 from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.pagedtensors import upload
 from pkv.paging import csr_positions, last_page_lengths
@@ -142,9 +143,16 @@ def prepare(plan: Plan, cache: PagedKVCache, scale: float) -> Prepared:
     key = ("flashinfer", device, cache.layout, cache.max_pages, scale)
     by_stream = plan._kept.setdefault(key, {})
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if is_capturing(device):
+        if not by_stream:
+            raise RuntimeError(
+                "FlashInfer has not planned this step yet, and cannot while a CUDA graph is captured: make the plan "
+                "with pkv.plan, run it once with pkv.run, then capture pkv.run with it"
+            )
+        made = by_stream.get(stream, next(iter(by_stream.values())))
+        keep_for_replays(made, device)
+        return cast(Prepared, made)
     if stream not in by_stream:
-        if by_stream and torch.cuda.is_current_stream_capturing():
-            return cast(Prepared, next(iter(by_stream.values())))
         with torch.inference_mode(False):  # tensors made in inference mode cannot be written outside of it
             by_stream[stream] = _prepared(plan, cache, scale, stream)
     return cast(Prepared, by_stream[stream])
