@@ -3,11 +3,13 @@
 #   TORCH_INDEX=URL   where torch comes from; see "Without a GPU" in README.md
 #   PYTHON=path       the Python that makes .venv (3.11, 3.12 or 3.13; found by itself if not given)
 #   PY=python3        use this Python as it is: no .venv, nothing installed
-#   JOBS=2            how many test processes
+#   JOBS=2            how many test processes; GPU_JOBS=4 of test-gpu
 #   ARGS="..."        passed on to the command: make lab ARGS="--port 9000", make test-gpu ARGS="-k merge"
 
 VENV ?= .venv
 JOBS ?= 2
+# Kernels are compiled on the CPU: a process for every second core, and no more than a small card has memory for.
+GPU_JOBS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) / 2 )); echo $$(( n < 1 ? 1 : n > 8 ? 8 : n )))
 ARGS ?=
 
 ifdef PY
@@ -51,7 +53,7 @@ test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (about 
 	$(ON_CPU) $(PY) -m pytest -n $(JOBS) -m "not gpu and (slow or browser)" $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA GPU (skipped, with a reason, where there is none)
-	$(PY) -m pytest -n $(JOBS) --dist loadgroup -m gpu $(ARGS)
+	$(PY) -m pytest -n $(GPU_JOBS) --dist loadgroup -m gpu $(ARGS)
 
 clean: ## remove .venv and everything that was built
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

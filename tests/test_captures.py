@@ -155,9 +155,14 @@ def test_tables_of_many_widths_share_a_few_plans_and_kernels():
 # --- on a GPU ---
 
 
-def churn(generator, n=64):
-    """Small int32 tensors of ones, as somebody else's, in whatever memory was given back."""
-    return [torch.ones(generator.randrange(1, 3000), dtype=torch.int32, device=DEVICE) for _ in range(n)]
+def in_all_free_memory():
+    """Small int32 tensors of ones, as somebody else's, in all that torch has to hand out of what was given back."""
+    return [torch.ones(128, dtype=torch.int32, device=DEVICE) for _ in range(5000)]
+
+
+def churn(generator):
+    """A few tensors of ones, in whatever memory was given back."""
+    return [torch.ones(generator.randrange(1, 3000), dtype=torch.int32, device=DEVICE) for _ in range(8)]
 
 
 def captured(call):
@@ -186,7 +191,6 @@ RAGGED = Case("ragged", [700, 0, 5, 1033], n_q_heads=8, n_kv_heads=2)
 @pytest.mark.parametrize("stage", PLANNED_ON_GPU)
 def test_a_graph_outlives_its_plan(stage):
     q, cache = batch(RAGGED)
-    generator = random.Random(0)
 
     def capture():
         plan = pkv.plan([2048] * 4, pkv.Shape.of(q, cache), stage, dynamic=True)
@@ -194,7 +198,7 @@ def test_a_graph_outlives_its_plan(stage):
 
     graph, result = capture()
     gc.collect()
-    kept = churn(generator)
+    kept = in_all_free_memory()
     assert_replays_rightly(graph, result, q, cache)
     del kept
 
@@ -211,7 +215,7 @@ def test_a_graph_outlives_what_decode_remembers(stage):
         other = pkv.PagedKVCache(page, page, table, torch.ones(n_rows, dtype=torch.int32, device=DEVICE))
         pkv.decode(torch.zeros(n_rows, 8, 64, dtype=q.dtype, device=DEVICE), other, stage=stage)
     gc.collect()
-    kept = churn(random.Random(0))
+    kept = in_all_free_memory()
     assert_replays_rightly(graph, result, q, cache)
     del kept
 
@@ -234,7 +238,7 @@ def test_a_plan_of_the_host_lives_as_long_as_the_graph(stage):
     gc.collect()
     assert plan() is None, "only what the graph reads is kept"
     assert len(captures._kept) == n_graphs + 1
-    kept = churn(random.Random(0))
+    kept = in_all_free_memory()
     yardstick = Yardstick(q, cache)
     for _ in range(3):
         for tensor in result:
@@ -277,7 +281,7 @@ def test_a_hundred_captures_replay_rightly_whatever_was_dropped():
         del made
         gc.collect()
         for _ in range(20):
-            kept = churn(generator, 8)
+            kept = churn(generator)
             for tensor in result:
                 tensor.fill_(torch.nan)
             graph.replay()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -33,7 +34,8 @@ def run_faulty(tmp_path, *options):
     (folder / "test_faulty.py").write_text(FAULTY)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"),
                f"--rootdir={tmp_path}", *options, str(folder)]  # fmt: skip
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280).stdout
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=280).stdout
 
 
 @pytest.mark.gpu

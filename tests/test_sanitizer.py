@@ -13,7 +13,7 @@ import sys
 
 import pytest
 import torch
-from cases import CASES, DEVICE, DTYPES, Case, batch, known
+from cases import CASES, DEVICE, Case, batch, known
 
 import pkv
 from pkv._triton import INTERPRETED, tl, triton
@@ -24,10 +24,16 @@ BATCHES = [case for case in CASES if case.name != "one-long-63-short"] + [
     Case("rows-of-many-runs", [2000, 5, 0, 700], n_q_heads=8, head_dim=128),
     Case("heads-of-four-warps", [130, 17], n_q_heads=32, n_kv_heads=1, head_dim=256),
 ]
+# fp32 has a tile loop of its own; fp16 and bf16 share one, so they take turns
+WATCHED = [
+    (case, dtype)
+    for number, case in enumerate(BATCHES)
+    for dtype in (torch.float32, (torch.float16, torch.bfloat16)[number % 2])
+]
 
 
 def watched(stages: list[str]) -> int:
-    """Decode every batch in every dtype with these stages; how many results were right.
+    """Decode every batch with these stages; how many results were right.
 
     AssertionError where there is nothing to watch: the tools find no fault in kernels that a CPU interprets.
     """
@@ -35,13 +41,12 @@ def watched(stages: list[str]) -> int:
     assert not INTERPRETED, "kernels are interpreted"
     n_right = 0
     for stage in stages:
-        for case in BATCHES:
-            for dtype in DTYPES.values():
-                q, cache = batch(case, dtype)
-                wanted, _ = pkv.decode(q, cache, stage="reference", return_lse=True)
-                out, _ = pkv.decode(q, cache, stage=stage, return_lse=True, **known(stage, case.options))
-                torch.testing.assert_close(out, wanted, atol=0.03, rtol=0.03)
-                n_right += 1
+        for case, dtype in WATCHED:
+            q, cache = batch(case, dtype)
+            wanted, _ = pkv.decode(q, cache, stage="reference", return_lse=True)
+            out, _ = pkv.decode(q, cache, stage=stage, return_lse=True, **known(stage, case.options))
+            torch.testing.assert_close(out, wanted, atol=0.03, rtol=0.03)
+            n_right += 1
     return n_right
 
 
@@ -101,12 +106,12 @@ def test_a_planted_fault_is_found(tool):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("tool", PLANTED)
 @pytest.mark.parametrize("stage", OWN)
+@pytest.mark.parametrize("tool", PLANTED)  # one tool after the other: the second finds all kernels compiled
 def test_nothing_is_found(stage, tool):
     done = under(tool, stage)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert f"{len(BATCHES) * len(DTYPES)} right" in done.stdout
+    assert f"{len(WATCHED)} right" in done.stdout
     assert "ERROR SUMMARY: 0 errors" in done.stdout or "RACECHECK SUMMARY: 0 hazards" in done.stdout
 
 
