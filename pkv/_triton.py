@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from pkv.interpreting import replace_builtins_once_a_launch
+
 _IMPORTED_BEFORE = "triton" in sys.modules
 _SET_BY_USER = "TRITON_INTERPRET" in os.environ
 GPU_VISIBLE = torch.cuda.is_available()
@@ -52,7 +54,8 @@ def _interpreted() -> bool:
 
 
 INTERPRETED = _interpreted()
-
+if INTERPRETED:
+    replace_builtins_once_a_launch(sys.modules[type(tl.sum).__module__], tl)
 
 MOST_COMPILED = 4096
 MOST_PARTS = 16  # functions of others: each time that a learner's file is read anew, it makes another

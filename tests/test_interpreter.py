@@ -5,6 +5,8 @@ What is decided at import is tried in fresh processes.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -181,6 +183,84 @@ def test_b1_arithmetic_on_loaded_tiles(dtype, page_size):
     k, v = (x.float().cpu() for x in cache.gather(0))
     want[:13] = (2 * k + v)[:, 0]
     torch.testing.assert_close(got.cpu(), want, atol=0.05 if dtype == torch.bfloat16 else 2e-3, rtol=1e-2)
+
+
+# --- what the interpreter replaces in triton.language ---
+
+
+@pytest.fixture
+def looked_through(monkeypatch):
+    """What the interpreter has looked through for builtins: modules and classes of triton.language."""
+    seen, interpreter = [], sys.modules[type(tl.sum).__module__]
+    patch = interpreter._patch_builtin
+    monkeypatch.setattr(interpreter, "_patch_builtin", lambda owner, *rest: (seen.append(owner), patch(owner, *rest)))
+    return seen
+
+
+@triton.jit
+def misspelt_inside(x_ptr):
+    tl.store(x_ptr, tl.lode(x_ptr))
+
+
+@triton.jit
+def misspelt_kernel(x_ptr):
+    tl.store(x_ptr, tl.max(tl.load(x_ptr + tl.arange(0, 1)), 0))
+    misspelt_inside(x_ptr)
+
+
+@ON_CPU
+def test_a_launch_looks_through_the_language_once(looked_through):
+    """However many programs it has, and calls in each: that would be half of its time."""
+    n_looked = []
+    for n_rows in (1, 1, 5):  # a function's first call gives its file names of the interpreter's own
+        looked_through.clear()
+        decode(*batch(Case("equal", [40] * n_rows)), "split_kv", splits=1)
+        n_looked.append(len(looked_through))
+    assert n_looked[1] == n_looked[2] > 0
+
+
+@ON_CPU
+def test_after_a_launch_the_language_is_as_it_was():
+    before = {name: getattr(tl, name) for name in ("load", "store", "range", "reduce", "static_assert")}
+    cpu = torch.ones(1)
+    for kernel in (misspelt_kernel, copy_kernel, misspelt_kernel):
+        if kernel is copy_kernel:
+            copy_kernel[(1,)](cpu, cpu, 1, 2)
+        else:
+            with pytest.raises(Exception, match="lode"):
+                kernel[(1,)](cpu)
+        assert {name: getattr(tl, name) for name in before} == before
+
+
+@ON_CPU
+def test_a_launch_readies_what_was_imported_late(fresh, tmp_path):
+    """As in a notebook, where a later cell imports triton.language.core, in the globals of all cells before."""
+    (tmp_path / "cells.py").write_text(
+        """
+import torch, pkv, triton, triton.language as tl
+
+@triton.jit
+def doubled(x): return x * 2.0
+
+@triton.jit
+def first(x_ptr): tl.store(x_ptr, doubled(tl.load(x_ptr)))
+
+x = torch.ones(1)
+first[(1,)](x)
+import triton.language.core as core
+
+@triton.jit
+def redoubled(x_ptr): return doubled(core.load(x_ptr))
+
+@triton.jit
+def second(x_ptr): tl.store(x_ptr, redoubled(x_ptr))
+
+second[(1,)](x)
+first[(1,)](x)
+print(x.item())
+"""
+    )
+    assert fresh(f"import runpy; runpy.run_path({str(tmp_path / 'cells.py')!r}, run_name='__main__')").out == "8.0\n"
 
 
 # --- B2: the interpreter and numpy at hand ---
