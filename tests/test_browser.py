@@ -18,6 +18,7 @@ from lessonfiles import judged_text
 from pkv.course.home import unsolved
 
 ROOT = Path(__file__).resolve().parents[1]
+LESSONS = sorted(path.stem for path in (ROOT / "lessons" / "src").glob("[0-9]*.py"))
 CHROMIUM = os.environ.get("PKV_CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 
 pytestmark = [
@@ -28,10 +29,16 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory):
-    """The address of a JupyterLab over a copy of the lessons."""
-    home = tmp_path_factory.mktemp("jupyter")
-    prepare(home)
+def home(tmp_path_factory):
+    """A folder with a copy of the lessons."""
+    folder = tmp_path_factory.mktemp("jupyter")
+    prepare(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lab(home):
+    """The address of a JupyterLab over them."""
     with serve(home) as address:
         yield address
 
@@ -51,7 +58,7 @@ def prepare(home: Path) -> None:
 
 @contextmanager
 def serve(home: Path) -> Iterator[str]:
-    """JupyterLab over `home`, with no settings of the user's. Yields its address."""
+    """JupyterLab over `home` as `pkv lab` starts it, with no settings of the user's. Yields its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,19 +73,17 @@ def serve(home: Path) -> Iterator[str]:
     }
     options = [
         "--no-browser",
-        "--allow-root",
         "--ip=127.0.0.1",
         f"--port={port}",
         "--ServerApp.port_retries=0",
         "--IdentityProvider.token=",
         "--ServerApp.password=",
         "--LabApp.expose_app_in_browser=True",
-        f"--ServerApp.root_dir={home}",
     ]
     log = home / "lab.log"
     with log.open("w") as stream:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", *options], env=environment, stdout=stream, stderr=stream
+            [sys.executable, "-m", "pkv", "lab", "--", *options], env=environment, stdout=stream, stderr=stream
         )
     try:
         wait_for(f"http://127.0.0.1:{port}", server, log)
@@ -162,6 +167,24 @@ def test_saved_lesson_shows_its_pictures_without_a_run(lab, page, name, tmp_path
     assert pictures(find_cell(page, panel, "widgets.explore_"))
     assert "Error displaying widget" not in str(panel.locator(".jp-OutputArea").all_inner_texts())
     page.screenshot(path=tmp_path / "saved.png")
+
+
+@pytest.mark.parametrize("name", LESSONS)
+def test_a_lesson_that_is_only_opened_stays_as_it_is(home, lab, page, name):
+    """JupyterLab completes what a notebook says of its language by what the kernel says; then it is a changed one."""
+    path = home / f"lessons/{name}.ipynb"
+    before = path.read_bytes()
+    open_lesson(page, lab, name)
+    told, shown, is_changed = page.evaluate(
+        """async () => { const { context, sessionContext } = window.jupyterapp.shell.currentWidget;
+                         const { language_info } = await sessionContext.session.kernel.info;
+                         await new Promise(done => setTimeout(done, 1000));
+                         return [language_info, context.model.getMetadata('language_info'), context.model.dirty]; }"""
+    )
+    assert told == shown
+    assert not is_changed
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save').then(() => null)")
+    assert path.read_bytes() == before
 
 
 def test_lesson_00_runs_and_its_slider_draws(lab, page, tmp_path):

@@ -693,7 +693,8 @@ def test_lab_starts_at_lesson_00_and_passes_the_rest_on(words, passed_on, clone,
     [command] = executed
     assert command[:3] == [sys.executable, "-m", "jupyterlab"]
     assert command[3:5] == [f"--ServerApp.root_dir={clone}", f"--LabApp.default_url=/lab/tree/{lab.FIRST_LESSON}"]
-    assert command[5:] == passed_on
+    assert command[5] == f"--ServerApp.contents_manager_class={lab.FILES}"
+    assert command[6:] == passed_on
     assert capsys.readouterr().out == f"JupyterLab at {clone / lab.FIRST_LESSON}; Ctrl-C ends it\n"
 
 
@@ -704,7 +705,7 @@ def test_lab_as_root_tells_jupyterlab_that_it_is_meant(given, clone, executed, m
         main(["lab", *given])
     [command] = executed
     says_so = given[:1] == [] or not given[0].startswith("--allow-root")
-    assert command[5:] == ["--allow-root"] * says_so + given
+    assert command[6:] == ["--allow-root"] * says_so + given
     assert ("gets --allow-root" in capsys.readouterr().out) == says_so
 
 

@@ -12,6 +12,7 @@ from pkv.course.home import learners_folder
 
 HELP = "open JupyterLab at the lessons"
 FIRST_LESSON = "lessons/00_paged_kv_cache.ipynb"
+FILES = "pkv.course.labfiles.LessonFiles"
 CLONE = Path(__file__).resolve().parents[2]  # of an editable install; elsewhere it has no lessons
 
 
@@ -36,8 +37,8 @@ def execute(args: argparse.Namespace) -> int:
         extra = ["--allow-root", *extra]
         say("You are root, which JupyterLab refuses unless told that it is meant: it gets --allow-root")
     command = [
-        sys.executable, "-m", "jupyterlab",
-        f"--ServerApp.root_dir={root}", f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}", *extra,
+        sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={root}",
+        f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}", f"--ServerApp.contents_manager_class={FILES}", *extra,
     ]  # fmt: skip
     say(f"JupyterLab at {root / FIRST_LESSON}; Ctrl-C ends it")
     os.execv(command[0], command)  # in our place, so that Ctrl-C is JupyterLab's
