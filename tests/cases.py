@@ -23,6 +23,7 @@ from pkv.gpus import load_gpu
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 NEEDS_GPU = {"flashinfer"}
+ON_CPU = [stage for stage in pkv.STAGES if stage not in NEEDS_GPU]
 JUNK = (-1, 2**31 - 1)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairs import mark_the_others_slow
 
 import pkv
 from pkv import gpus
@@ -30,7 +31,9 @@ GPU_FAULTS: list[str] = []  # what the GPU says since a kernel of this process h
 TABLE_ROW = "row for a table of the summary"  # record_property(TABLE_ROW, (title, row, {column: number})) adds to one
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_the_others_slow(items)
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     missing = x_flashinfer.unavailable() if n_gpus else None
     for item in items:

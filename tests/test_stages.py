@@ -15,7 +15,7 @@ from cases import (
     CASES,
     DEVICE,
     DTYPES,
-    NEEDS_GPU,
+    ON_CPU,
     Case,
     assert_ramp,
     batch,
@@ -45,7 +45,6 @@ from pkv.tile import KernelShape, StateArgs
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 SPLITS = [{}, {"splits": 1}, {"splits": 3}]
-ON_CPU = [stage for stage in pkv.STAGES if stage not in NEEDS_GPU]
 
 
 def assert_accurate(q, cache, out, lse, scale=None, largest_score=0.0, stage=""):
@@ -73,6 +72,7 @@ def split_stages(splits=3):
 # --- the grid of cases ---
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", named(CASES))
 @pytest.mark.parametrize("stage", stages())
@@ -183,6 +183,7 @@ def test_a2_an_empty_row_changes_no_bit_of_the_others(stage, options):
 # --- A3, A6: memory around a row ---
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf], ids=["nan", "inf", "minus-inf"])
 @pytest.mark.parametrize("page_size", [16, 4, 3, 48])
 @pytest.mark.parametrize(("stage", "options"), stage_params({}, {"splits": 2}))
@@ -191,6 +192,7 @@ def test_a3_poison_in_the_last_page(stage, options, page_size, poison):
     assert_ramp(*decode(q, cache, stage, **options), [13])
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize(
     "junk", [[-1], [2**31 - 1], [-(2**31)], "nan page"], ids=["minus-one", "largest", "smallest", "nan-page"]
 )
@@ -401,6 +403,7 @@ def test_out_may_be_q_itself(stage, options):
 # --- A7, A8, A9, A10: sizes ---
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("head_dim", [13, 16, 64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("stage", stages())
@@ -424,6 +427,7 @@ def test_a7_head_dims_with_nan_right_after_the_row(stage, head_dim, dtype):
 HEADS = [(5, 1), (28, 4), (24, 4), (12, 1), (32, 2), (3, 3), (40, 1), (71, 1)]
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: f"{heads[0]}-over-{heads[1]}")
 @pytest.mark.parametrize("stage", stages())
@@ -440,6 +444,7 @@ def test_a8_each_query_head_reads_its_kv_head(stage, heads, dtype):
     assert_accurate(q, cache, out, lse, stage=stage)
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("page_size", [1, 3, 8, 16, 48, 64, 256, 544])
 @pytest.mark.parametrize(("stage", "options"), stage_params({}, {"tile": 32}, {"tile": 64}, {"splits": 3}))
 def test_a9_page_sizes(stage, options, page_size):
@@ -548,6 +553,7 @@ def test_a13_only_the_first_grid_axis_grows(stage, options, monkeypatch):
 # --- scales and scores ---
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [0.0, -0.125, 0.5, 1, 1e-30])
 @pytest.mark.parametrize("stage", stages())
@@ -559,6 +565,7 @@ def test_scale(stage, scale, dtype):
     assert not torch.equal(out, default), "scale was ignored"
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [30, 1e4])
 @pytest.mark.parametrize("stage", stages())
