@@ -9,7 +9,8 @@ the place of what `make test` selects. Two checkouts' selections are compared so
 
     python -m pytest tests --collect-only -q -m "not gpu and not slow and not browser" | grep :: | sort > new.txt
     (the same in the other checkout)                                                                    > old.txt
-    comm -23 old.txt new.txt > left_out.txt
+    python -m pytest tests --collect-only -q                                           | grep :: | sort > all.txt
+    comm -12 old.txt all.txt | comm -23 - new.txt > left_out.txt
 
 What the new selection kills and shares with the old one, the old one kills too; only the survivors are asked again.
 Tests that fail without any fault, as those do that a machine cannot run, are found first and left out. Results are

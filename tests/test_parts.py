@@ -753,7 +753,14 @@ for dtype in {dtypes}:
 """
 
 
-@pytest.mark.parametrize(("arch", "dtypes"), [(86, ("float16", "float32")), (90, ("float16",))])
+@pytest.mark.parametrize(
+    ("arch", "dtypes"),
+    [
+        (86, ("float16",)),
+        pytest.param(86, ("float32",), marks=pytest.mark.slow),
+        pytest.param(90, ("float16",), marks=pytest.mark.slow),
+    ],
+)
 def test_entry_kernels_compile_with_another_tile_loop(fresh, arch, dtypes):
     done = fresh(COMPILE.format(arch=arch, dtypes=dtypes), TRITON_INTERPRET="0", timeout=280)
     lines = [json.loads(line) for line in done.out.splitlines()]
