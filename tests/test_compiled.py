@@ -33,6 +33,7 @@ from pkv.launching import KernelArgs, is_aligned
 from tests.conftest import TABLES
 
 ARCHITECTURES = (80, 86, 89, 90, 120)
+MEASURED = (86, 90)  # those of the cards that we have times of
 KERNELS_OF_PLANNING = ("split_kv", "row_local", "workqueue", "stream_k")
 COPY_BYTES = 16
 # Of 32 heads of head_dim 256, q alone takes half of a thread's registers, and more warps do not help. So a loop over
@@ -146,7 +147,13 @@ def check_against_file(made, arch, kernel="split_kv"):
     )
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES, ids="sm_{}".format)
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=[] if arch in MEASURED else [pytest.mark.slow], id=f"sm_{arch}")
+        for arch in ARCHITECTURES
+    ],
+)
 def test_every_default_configuration(fresh, arch, record_property):
     keys = [key for key in every_key() if key.tile == DEFAULT_TILE]
     check_against_file(check_keys(fresh, arch, keys, record_property), arch)

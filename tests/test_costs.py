@@ -201,16 +201,17 @@ def test_predictions_are_near_the_simulator_on_random_plans():
 @pytest.mark.parametrize(
     ("gpu", "most"), [(WHOLE, (0.01, 0.03, 0.2)), (SLICE, (0.01, 0.06, 0.35))], ids=["whole", "slice"]
 )
-def test_predictions_are_near_the_simulator_on_a_large_card_and_a_slice_of_it(gpu, most):
+@pytest.mark.parametrize("seeds", [range(1, 320, 4), pytest.param(range(320), marks=pytest.mark.slow)], ids=len)
+def test_predictions_are_near_the_simulator_on_a_large_card_and_a_slice_of_it(gpu, most, seeds):
     """The simulator knows on which SM a program lies; the prediction deals those that wait without asking."""
     errors = []
-    for seed in range(320):
+    for seed in seeds:
         plan = random_plan(seed, gpu)
         if plan.launches:
             errors.append(abs(predict(plan, gpu).gpu_ms / simulate(plan, gpu).gpu_ms - 1))
     found = np.median(errors), np.quantile(errors, 0.9), max(errors)
     print(gpu.name, [f"{error:.2%}" for error in found])
-    assert len(errors) > 300
+    assert len(errors) > 0.9 * len(seeds)
     assert all(error <= limit for error, limit in zip(found, most, strict=True))
 
 
