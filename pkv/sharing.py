@@ -29,6 +29,19 @@ def deal(us: Floats, n_bytes: Floats, n_slots: int) -> tuple[Floats, Floats]:
     return np.array([busy for busy, _ in sorted(least, key=lambda entry: entry[1])]), np.array(slot_bytes)
 
 
+def n_alike(copies: int, n_sms: int) -> int:
+    """How many copies of a program do the same at the same time, so that one of them stands for all.
+
+    They go to slots side by side, on SMs whose other programs are alike too. So do all other groups of so many copies,
+    where the number divides both copies and SMs. A power of two: dividing the memory by it leaves no rounding.
+
+    >>> n_alike(8, 132), n_alike(8, 28), n_alike(6, 33)
+    (4, 4, 1)
+    """
+    common = math.gcd(copies, n_sms)
+    return common & -common
+
+
 def at_least_one(mean: Floats, deviation: Floats) -> Floats:
     """The expected max(1, x) of normally distributed x."""
     z = np.divide(mean - 1, deviation, out=np.where(mean > 1, 9.0, -9.0), where=deviation > 1e-9)

@@ -20,10 +20,21 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pkv.costs import before_us, costs_for, item_bytes, item_us_of, merge_programs, program_gb_per_s, slots_per_sm
+from pkv.costs import (
+    before_us,
+    costs_for,
+    heads_of_merge,
+    item_bytes,
+    item_us_of,
+    merge_programs,
+    merged_bytes,
+    program_gb_per_s,
+    slots_per_sm,
+)
 from pkv.gpus import DEFAULT_GPU, GpuProfile, resolve_gpu
-from pkv.plans import Plan
-from pkv.playing import Rules, Work, play
+from pkv.plans import Launch, Plan
+from pkv.playing import Played, Rules, Work, play
+from pkv.sharing import Floats
 
 SPAN = np.dtype(
     [
@@ -44,16 +55,31 @@ SPAN = np.dtype(
 class Timeline:
     """What simulate() saw. Time 0 is when the first launch is asked for; times in us.
 
-    plan, gpu: what was played, and on which card. spans [n_spans] of dtype SPAN: one entry per item and grid head, or
-    per merge program, in the order in which they start; a span holds its start-up. launch_us [n_launches,
-    2]: begin and end of each launch. fixed_us: what the step costs before the first launch. gpu_ms: the whole step.
+    plan, gpu: what was played, and on which card. work, played: of each launch. launch_us [n_launches, 2]: begin and
+    end of each launch. fixed_us: what the step costs before the first launch. gpu_ms: the whole step.
     """
 
     plan: Plan
     gpu: GpuProfile
-    spans: npt.NDArray[np.void]
+    work: tuple[Work, ...]
+    played: tuple[Played, ...]
     launch_us: npt.NDArray[np.float64]
     fixed_us: float
+
+    @cached_property
+    def spans(self) -> npt.NDArray[np.void]:
+        """[n_spans] of dtype SPAN: one entry per item and grid head, or per merge program, in the order they start.
+
+        A span holds its start-up. Only who draws a step, or looks at one, needs them.
+        """
+        found = [_spans_of(self, index) for index in range(len(self.played))]
+        spans = np.concatenate(found) if found else np.zeros(0, dtype=SPAN)
+        return spans[np.argsort(spans["begin_us"], kind="stable")]
+
+    @property
+    def has_work(self) -> bool:
+        """False where nothing is launched, or no launch has anything to do."""
+        return any(len(played.begin_us) for played in self.played)
 
     @property
     def makespan_us(self) -> float:
@@ -67,15 +93,11 @@ class Timeline:
     @cached_property
     def busy_us(self) -> npt.NDArray[np.float64]:
         """Per SM [n_sms]: the time with at least one program that reads. A start-up is not busy."""
-        begins = self.spans["begin_us"] + item_us_of(self.plan, self.gpu.needed_costs())
         busy = np.zeros(self.gpu.n_sms)
-        for sm in np.unique(self.spans["sm"]):
-            mine = self.spans["sm"] == sm
-            begin, end = begins[mine], self.spans["end_us"][mine]
-            order = np.argsort(begin, kind="stable")
-            begin, end = begin[order], end[order]
-            covered = np.concatenate([[0.0], np.maximum.accumulate(end)[:-1]])
-            busy[sm] = np.maximum(end - np.maximum(begin, covered), 0.0).sum()
+        item_us = item_us_of(self.plan, self.gpu.needed_costs())
+        for played in self.played:
+            n_sms = self.gpu.n_sms // played.alike
+            busy += np.repeat(union_us(played.begin_us + item_us, played.end_us, played.sm, n_sms), played.alike)
         return busy
 
     @property
@@ -112,53 +134,79 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
     profile = resolve_gpu(gpu)
     costs = costs_for(plan, profile)
     clock = 0.0
-    played: list[npt.NDArray[np.void]] = []
+    works: list[Work] = []
+    played: list[Played] = []
     launch_us = np.zeros((len(plan.launches), 2))
+    sizes, merged = item_bytes(plan), merged_bytes(plan)
     for index, launch in enumerate(plan.launches):
-        work = _merge_work(plan, index) if launch.kernel == "merge" else _decode_work(plan, index)
-        n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
-        begin = clock + costs.launch_us
+        work = _merge_work(plan, launch, merged) if launch.kernel == "merge" else _decode_work(plan, launch, sizes)
         rules = Rules(
             item_us=item_us_of(plan, costs),
             most=program_gb_per_s(plan, launch, costs) * 1000,
             most_of_sm=None if costs.sm_gb_per_s is None else costs.sm_gb_per_s * 1000,
             memory=costs.memory_gb_per_s * 1000,
         )
-        places, clock = play(work, n_slots, profile.n_sms, rules, begin)
-        work.spans["sm"], work.spans["slot"] = places % profile.n_sms, places // profile.n_sms
-        launch_us[index] = begin, clock
-        played.append(work.spans)
-    spans = np.concatenate(played) if played else np.zeros(0, dtype=SPAN)
-    in_time = np.argsort(spans["begin_us"], kind="stable")
-    return Timeline(plan, profile, spans[in_time], launch_us, sum(before_us(plan, costs)))
+        n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
+        works.append(work)
+        played.append(play(work, n_slots, profile.n_sms, rules, clock + costs.launch_us))
+        launch_us[index] = clock + costs.launch_us, played[-1].last_us
+        clock = played[-1].last_us
+    return Timeline(plan, profile, tuple(works), tuple(played), launch_us, sum(before_us(plan, costs)))
 
 
-def _decode_work(plan: Plan, index: int) -> Work:
-    """Each program of a head does all the items of its number, in order."""
-    launch, heads = plan.launches[index], plan.shape.grid_heads
+def _decode_work(plan: Plan, launch: Launch, sizes: Floats) -> Work:
+    """Each program of a head does all the items of its number, in order. sizes [n_items]: bytes of the plan's items."""
+    heads = plan.shape.grid_heads
     offsets = plan.program_offsets[launch.begin : launch.end + 1].astype(np.int64)
-    n_items = np.diff(offsets)
-    position = np.repeat(np.arange(offsets[0], offsets[-1]), heads)
-    program = np.repeat(np.arange(launch.begin, launch.end), n_items * heads)
-    head = np.tile(np.arange(heads), int(n_items.sum()))
-    if plan.stage == "flashinfer":
-        grid_order = np.lexsort((position, head))
-        sizes = np.tile(n_items, heads)
-    else:
-        grid_order = np.lexsort((position, head, program))
-        sizes = np.repeat(n_items, heads)
-    item = position[grid_order] if plan.item_order is None else plan.item_order[position[grid_order]]
-    spans = np.zeros(len(item), dtype=SPAN)
-    spans["launch"], spans["item"], spans["row"] = index, item, plan.items[item, 0]
-    spans["program"], spans["head"] = program[grid_order], head[grid_order]
-    return Work(spans, item_bytes(plan)[item], np.concatenate([[0], np.cumsum(sizes)]))
+    items = slice(offsets[0], offsets[-1])
+    n_bytes = sizes[items] if plan.item_order is None else sizes[plan.item_order[items]]
+    if plan.stage == "flashinfer":  # in its grid items run fastest: the copies are programs of their own
+        n_items = np.tile(np.diff(offsets), heads)
+        return Work(np.tile(n_bytes, heads), np.concatenate([[0], np.cumsum(n_items)]))
+    return Work(n_bytes, offsets - offsets[0], heads)
 
 
-def _merge_work(plan: Plan, index: int) -> Work:
+def _merge_work(plan: Plan, launch: Launch, merged: Floats) -> Work:
     """Each program does its part of a row at once; a row of one item has been written by its decode program."""
-    rows, n_bytes, heads = merge_programs(plan, plan.launches[index])
-    spans = np.zeros(len(rows) * heads, dtype=SPAN)
-    spans["launch"], spans["item"] = index, -1
-    spans["program"], spans["row"] = np.repeat(np.arange(len(rows)), heads), np.repeat(rows, heads)
-    spans["head"] = np.tile(np.arange(heads), len(rows))
-    return Work(spans, np.repeat(n_bytes, heads), np.arange(len(spans) + 1))
+    _, n_bytes = merge_programs(plan, launch, merged)
+    return Work(n_bytes, np.arange(len(n_bytes) + 1), heads_of_merge(plan))
+
+
+def _spans_of(timeline: Timeline, index: int) -> npt.NDArray[np.void]:
+    """The spans of one launch, in the order of its grid."""
+    plan, work, played = timeline.plan, timeline.work[index], timeline.played[index]
+    launch = plan.launches[index]
+    program, copy, place = work.spans()
+    spans = np.zeros(len(place), dtype=SPAN)
+    of = played.of_copies(copy, program, place, work)
+    spans["launch"], spans["program"], spans["head"] = index, program, copy
+    if launch.kernel == "merge":
+        rows, _ = merge_programs(plan, launch, merged_bytes(plan))
+        spans["item"], spans["row"] = -1, rows[place]
+    else:
+        if plan.stage == "flashinfer":  # the copies are programs of their own
+            spans["head"], spans["program"] = np.divmod(program, launch.end - launch.begin)
+            place = place % max(len(work.bytes) // plan.shape.grid_heads, 1)
+        position = place + plan.program_offsets[launch.begin]
+        item = position if plan.item_order is None else plan.item_order[position]
+        spans["program"] += launch.begin
+        spans["item"], spans["row"] = item, plan.items[item, 0]
+    spans["sm"] = played.alike * played.sm[of] + copy % played.alike
+    spans["slot"], spans["begin_us"], spans["end_us"] = played.slot[of], played.begin_us[of], played.end_us[of]
+    return spans
+
+
+def union_us(begin: Floats, end: Floats, sm: npt.NDArray[np.int64], n_sms: int) -> Floats:
+    """Per SM [n_sms]: how long at least one of its ranges [begin, end) lasts.
+
+    >>> union_us(np.array([0.0, 1.0, 5.0, 0.0]), np.array([2.0, 3.0, 6.0, 1.0]), np.array([0, 0, 0, 1]), 3).tolist()
+    [4.0, 1.0, 0.0]
+    """
+    order = np.lexsort((begin, sm))
+    begin, end, sm = begin[order], end[order], sm[order]
+    counts = np.bincount(sm, minlength=n_sms)
+    nth = np.arange(len(sm)) - (np.cumsum(counts) - counts)[sm]  # of the SM's ranges
+    ends = np.zeros((n_sms, int(counts.max(initial=0)) + 1))
+    ends[sm, nth + 1] = end
+    covered = np.maximum.accumulate(ends, axis=1)[sm, nth]  # what earlier ranges have reached
+    return np.bincount(sm, np.maximum(end - np.maximum(begin, covered), 0.0), n_sms)

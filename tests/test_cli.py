@@ -624,7 +624,7 @@ def test_a_route_that_cannot_be_planned_is_one_line(capsys, monkeypatch):
     def refuse(*arguments):
         raise ValueError("exceeds a grid")
 
-    monkeypatch.setattr(COMMANDS["explain"], "plans_of", refuse)
+    monkeypatch.setattr(COMMANDS["explain"], "routes_of", refuse)
     assert "exceeds a grid" in error_of(capsys, "explain", "--trace", "zipf", "--gpu", "rtx3060")
 
 

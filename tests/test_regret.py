@@ -6,7 +6,7 @@ import pytest
 
 import pkv
 from pkv.bench import regret
-from pkv.bench.regret import held_out, kernels_ms, plans_of, regrets, splits_for
+from pkv.bench.regret import held_out, kernels_ms, regrets, routes_of, splits_for
 from pkv.bench.traces import make_trace, steps_of
 from pkv.gpus import load_gpu
 
@@ -16,7 +16,9 @@ CARD = load_gpu("rtx3060")
 
 def test_regret_of_one_step_by_hand():
     lengths = [16384] + [900] * 7
-    times = {route: kernels_ms(plan, CARD) for route, plan in plans_of(lengths, LLAMA, CARD, splits=20).items()}
+    routes = routes_of(lengths, LLAMA, CARD, splits=20)
+    times = {route: kernels_ms(found.plan, CARD) for route, found in routes.items()}
+    assert times == {route: found.simulated_ms for route, found in routes.items()}
     found = regrets([lengths], LLAMA, splits=20)
     assert {entry.route for entry in found} == set(times)
     for entry in found:

@@ -187,7 +187,9 @@ def spans_by_hand(*spans, launches=1):
     ends = [max((span[5] for span in spans if span[0] == index), default=last) for index in range(launches + 1)]
     begins = [min((span[4] for span in spans if span[0] == index), default=last) for index in range(launches + 1)]
     gpu = GpuProfile("two", 86, 2, HOME.costs)
-    return Timeline(plan, gpu, found, np.array([begins, ends]).T, 0.0)
+    timeline = Timeline(plan, gpu, (), (), np.array([begins, ends]).T, 0.0)
+    vars(timeline)["spans"] = found  # in the place of those that it would find
+    return timeline
 
 
 def test_spans_of_a_row_are_joined_over_gaps_that_cannot_be_seen():

@@ -21,13 +21,13 @@ from pkv.bench.published import runs_of
 from pkv.bench.records import Records
 from pkv.bench.summaries import Choices, always, measured_regret
 from pkv.bench.traces import make_trace, steps_of
-from pkv.costs import predict
+from pkv.costs import before_us, predict
 from pkv.decoding import plan as plan_step
 from pkv.gpus import GpuProfile, resolve_gpu
-from pkv.plans import Plan
+from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
 from pkv.simulation import simulate
-from pkv.stages.s4_adaptive import CANDIDATES, OWN, PAPER_SPLITS, POLICIES, Explanation, cheapest, explain
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, PAPER_SPLITS, POLICIES, Explanation, cheapest, explain, paper_choice
 from pkv.stages.x_flashinfer_rules import why_not
 
 CALIBRATION_SEED, JUDGED_SEEDS = 20260622, (20260624, 20260625, 20260626, 20260627)
@@ -46,42 +46,60 @@ class Regret:
     taken: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Route:
+    """What a route makes of one step: its plan, and the predicted and simulated ms of its kernels."""
+
+    plan: Plan
+    predicted_ms: float
+    simulated_ms: float
+
+
 def kernels_ms(plan: Plan, gpu: GpuProfile) -> float:
     """The simulated time of a step's kernels, without FlashInfer's planning, which published times hold."""
-    return simulate(plan, gpu).gpu_ms - predict(plan, gpu).plan
+    planning_us, _ = before_us(plan, gpu.needed_costs())
+    return simulate(plan, gpu).gpu_ms - planning_us / 1000
 
 
-def plans_of(lengths: Sequence[int], shape: Shape, gpu: GpuProfile, splits: int | None = None) -> dict[str, Plan]:
-    """The plan of every route. splits: those of a queue whose splits were calibrated; None leaves that route out."""
-    plans = {
-        f"always {stage}": plan_step(lengths, shape, stage=stage, gpu=gpu)
-        for stage in CANDIDATES
-        if stage != "flashinfer" or why_not(shape) is None
-    }
+def routes_of(lengths: Sequence[int], shape: Shape, gpu: GpuProfile, splits: int | None = None) -> dict[str, Route]:
+    """Every route of a step. splits: those of a queue whose splits were calibrated; None leaves that route out.
+
+    A policy that takes a stage as it cuts by default is that stage's Route itself, so nothing is played twice.
+    """
+
+    def route(stage: str, **options: int) -> Route:
+        made = plan_step(lengths, shape, stage=stage, gpu=gpu, **options)
+        return Route(made, predict(made, gpu).kernels_ms, kernels_ms(made, gpu))
+
+    stages = {stage: route(stage) for stage in CANDIDATES if stage != "flashinfer" or why_not(shape) is None}
+    routes = {f"always {stage}": found for stage, found in stages.items()}
     if splits is not None:
-        plans["workqueue, calibrated splits"] = plan_step(lengths, shape, stage="workqueue", splits=splits, gpu=gpu)
-    return plans | {f"policy {name}": explain(lengths, shape, policy=name, gpu=gpu).plan for name in POLICIES}
+        routes["workqueue, calibrated splits"] = route("workqueue", splits=splits)
+    papers, _, _ = paper_choice(int_lengths(lengths), shape)
+    routes["policy paper"] = route(papers, splits=PAPER_SPLITS[papers]) if papers in PAPER_SPLITS else stages[papers]
+    routes["policy cost"] = stages[cheapest({stage: found.predicted_ms for stage, found in stages.items()})]
+    return routes
 
 
 def regrets(
     steps: Sequence[Sequence[int]], shape: Shape, gpu: "str | GpuProfile" = "rtx3060", splits: int | None = None
 ) -> list[Regret]:
-    """The regret of every route over the steps that have tokens, least mean first; see plans_of() for splits."""
+    """The regret of every route over the steps that have tokens, least mean first; see routes_of() for splits."""
     profile = resolve_gpu(gpu)
     sums: dict[str, Regret] = {}
     n_steps = 0
     for lengths, n in runs_of([list(step) for step in steps if any(step)]):
-        plans = plans_of(lengths, shape, profile, splits)
-        times = {route: kernels_ms(made, profile) for route, made in plans.items()}
-        best = min(times.values())
+        routes = routes_of(lengths, shape, profile, splits)
+        best = min(found.simulated_ms for found in routes.values())
         n_steps += n
-        for route, ms in times.items():
+        for route, found in routes.items():
             old = sums.get(route, Regret(route, 0.0, 0.0, 0.0))
-            regret, stage = ms / best - 1, plans[route].stage
+            ms, stage = found.simulated_ms, found.plan.stage
+            regret = ms / best - 1
             taken = old.taken | {stage: old.taken.get(stage, 0) + n}
             sums[route] = Regret(route, old.mean + n * regret, max(old.worst, regret), old.ms + n * ms, taken)
-    found = [Regret(r.route, r.mean / n_steps, r.worst, r.ms / n_steps, r.taken) for r in sums.values()]
-    return sorted(found, key=lambda regret: regret.mean)
+    means = [Regret(r.route, r.mean / n_steps, r.worst, r.ms / n_steps, r.taken) for r in sums.values()]
+    return sorted(means, key=lambda regret: regret.mean)
 
 
 def splits_for(trace: str, shape: Shape, n_requests: int, max_active: int, n_steps: int, gpu: str = "rtx3060") -> int:

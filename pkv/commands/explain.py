@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pkv.bench.regret import kernels_ms, plans_of
+from pkv.bench.regret import routes_of
 from pkv.commands import CommandError, arguments
 from pkv.commands.means import StepProgress, shape_from
 from pkv.commands.output import print_json, say, table
 from pkv.commands.steps import Steps, add_steps, steps_from
-from pkv.costs import predict
 from pkv.gpus import resolve_gpu
 from pkv.shapes import Shape
 from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, Explanation, explain
@@ -82,19 +81,15 @@ def explained(lengths: list[int], shape: Shape, policy: str | None, gpu: str | N
 def judge(lengths: list[int], shape: Shape, policies: list[str], gpu: str | None) -> Judged:
     """What each policy takes, and what each route would have taken."""
     profile = resolve_gpu(gpu)
-    chosen = {policy: explained(lengths, shape, policy, gpu).chosen for policy in policies}
     if profile.costs is None:
-        return Judged(chosen, {}, {})
+        return Judged({policy: explained(lengths, shape, policy, gpu).chosen for policy in policies}, {}, {})
     try:
-        plans = plans_of(lengths, shape, profile)
-    except ValueError as error:
+        routes = routes_of(lengths, shape, profile)
+    except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from None
-    predicted, simulated = {}, {}
-    for route, made in plans.items():
-        prediction = predict(made, profile)
-        predicted[route] = prediction.gpu_ms - prediction.plan
-        simulated[route] = kernels_ms(made, profile)
-    return Judged(chosen, predicted, simulated)
+    chosen = {policy: routes[f"policy {policy}"].plan.stage for policy in policies}
+    predicted = {route: found.predicted_ms for route, found in routes.items()}
+    return Judged(chosen, predicted, {route: found.simulated_ms for route, found in routes.items()})
 
 
 def judge_all(steps: Steps, shape: Shape, policies: list[str], gpu: str | None) -> list[Judged]:

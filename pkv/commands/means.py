@@ -63,7 +63,7 @@ def timeline_of(made: Plan) -> Timeline | None:
 def numbers_of(made: Plan, timeline: Timeline | None) -> dict[str, Any]:
     """The counters, and what the timeline adds: NaN where it is not known, or no time passes."""
     nan = float("nan")
-    idle = timeline.tail_idle if timeline is not None and len(timeline.spans) else nan
+    idle = timeline.tail_idle if timeline is not None and timeline.has_work else nan
     gpu_ms = nan if timeline is None else timeline.gpu_ms
     return dataclasses.asdict(made.counters) | {"tail_idle": idle, "gpu_ms": gpu_ms}
 
