@@ -209,4 +209,4 @@ def union_us(begin: Floats, end: Floats, sm: npt.NDArray[np.int64], n_sms: int) 
     ends = np.zeros((n_sms, int(counts.max(initial=0)) + 1))
     ends[sm, nth + 1] = end
     covered = np.maximum.accumulate(ends, axis=1)[sm, nth]  # what earlier ranges have reached
-    return np.bincount(sm, np.maximum(end - np.maximum(begin, covered), 0.0), n_sms)
+    return np.bincount(sm, np.maximum(end - np.maximum(begin, covered), 0.0), n_sms).astype(np.float64)

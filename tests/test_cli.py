@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -363,6 +364,76 @@ def test_plan_of_a_trace_has_the_means_of_its_steps(capsys):
         assert found[name] == pytest.approx(fmean(getattr(made.counters, name) for made in plans), rel=1e-12)
     assert found["tail_idle"] == pytest.approx(fmean(pkv.simulate(made).tail_idle for made in plans), rel=1e-12)
     assert 0 < found["tail_idle"] < 1
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "explain"])
+def test_every_third_step_is_a_sample_of_the_steps(command, capsys):
+    words = TRACE.replace("--stage workqueue --tile 32", "") if command == "explain" else TRACE
+    assert main([command, *words.split(), "--every", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["steps"], found["every"]) == (7, 3)
+    if command == "explain":
+        assert found["steps_with_tokens"] == 3
+        plans = [pkv.plan(made.lengths, made.shape, "row_local", gpu="rtx3060") for made in by_hand()[::3]]
+        simulated = fmean(pkv.simulate(made).gpu_ms for made in plans)
+        assert found["stages"]["row_local"]["simulated_ms"] == pytest.approx(simulated, rel=1e-12)
+    else:
+        for name in COUNTERS:
+            assert found[name] == pytest.approx(fmean(getattr(made.counters, name) for made in by_hand()[::3]))
+    assert main([command, *words.split(), "--every", "3"]) == 0
+    assert "7 steps)\nevery 3rd step: 3\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "explain"])
+def test_a_trace_by_the_clock_is_the_trace_of_its_steps(command, capsys, tmp_path):
+    path, clock = tmp_path / "steps.csv", tmp_path / "clock.csv"
+    path.write_text("prompt_len,decode_len,arrival\n3000,4,0\n64,3,2\n900,2,7\n")
+    clock.write_text("seconds,prompt_len,decode_len\n0.00,3000,4\n0.14,64,3\n0.36,900,2\n")
+    found = []
+    for words in ([str(path)], [str(clock), "--steps-per-second", "20"]):
+        assert main([command, "--trace", *words, "--gpu", "rtx3060", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert (found[1].pop("steps_per_second"), found[1].pop("trace")) == (20, str(clock))
+    assert found[0].pop("trace") == str(path)
+    assert found[0] == found[1]
+    assert "--steps-per-second 20" in error_of(capsys, command, "--trace", str(clock))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("--lengths 5 --every 2", "--every belongs to a trace"),
+        ("--lengths 5 --steps-per-second 2", "--steps-per-second belongs to a trace"),
+        ("--trace zipf --steps-per-second 2", "trace zipf counts steps: drop it"),
+        ("--trace zipf --every 0", "'0' must lie in 1 .. 100000"),
+        ("--trace zipf --steps-per-second 0", "'0' must be a number above 0"),
+        ("--trace zipf --steps-per-second 1e3", "'1e3' must be a number above 0, at most 1,000,000, such as 20"),
+    ],
+)
+def test_a_sample_or_a_rate_that_means_nothing_is_refused(words, error, capsys):
+    assert error in error_of(capsys, "plan", *words.split())
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "explain"])
+def test_of_a_trace_nothing_is_made_that_only_a_drawing_needs(command, capsys, monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("nobody asked who ran where")
+
+    monkeypatch.setattr("pkv.simulation._spans_of", refuse)
+    assert main([command, "--trace", "uniform", "--steps", "2", "--gpu", "rtx3060"]) == 0
+
+
+def test_a_long_trace_says_how_long_it_will_take(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    clock = iter(range(0, 10_000, 2))
+    monkeypatch.setattr("pkv.commands.means.time", SimpleNamespace(monotonic=lambda: next(clock)))  # 2 s a step
+    assert main(["plan", "--trace", "uniform", "--steps", "130"]) == 0
+    shown = capsys.readouterr().err.split("\r\x1b[K")
+    assert len(shown) == 132, "a line a step: none ends within a second"
+    assert shown[1].endswith("] step 1 of 130")
+    assert shown[11].endswith("] step 11 of 130, 4 min left")
+    assert shown[-2].endswith("] step 130 of 130, 2 s left")
+    assert max(map(len, shown)) < 79
 
 
 def test_simulate_has_the_numbers_of_plan_and_the_time(capsys):

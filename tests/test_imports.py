@@ -22,6 +22,7 @@ ORDER = [
     "cache plans",
     "sharing",
     "costs",
+    "readers",
     "playing",
     "simulation",
     "tile configs",

@@ -28,6 +28,36 @@ def test_regret_of_one_step_by_hand():
     assert [entry.mean for entry in found] == sorted(entry.mean for entry in found)
 
 
+def test_what_routes_share_is_planned_predicted_and_played_once(monkeypatch):
+    counts = dict.fromkeys(("plan_step", "predict", "simulate"), 0)
+    for name in counts:
+        called = getattr(regret, name)
+
+        def counted(*arguments, name=name, called=called, **options):
+            counts[name] += 1
+            return called(*arguments, **options)
+
+        monkeypatch.setattr(regret, name, counted)
+    for longest, n_routes in [(900, 6), (20_000, 7)]:  # of the long one the paper's policy takes a queue of its own
+        counts.update(dict.fromkeys(counts, 0))
+        routes = routes_of([longest] + [900] * 39, LLAMA, CARD)
+        assert len(routes) == 8
+        assert set(counts.values()) == {n_routes}, counts
+        assert routes["policy cost"] is routes[f"always {routes['policy cost'].plan.stage}"]
+
+
+@pytest.mark.parametrize("shape", [LLAMA, pkv.Shape(32, 32, 128, 16, "float16"), pkv.Shape(8, 2, 64, 16, "float32")])
+@pytest.mark.parametrize("lengths", [[5], [0, 0, 7], [16384] * 3, [16384] + [900] * 7, [2000] * 20])
+def test_policies_take_what_explain_says(lengths, shape):
+    routes = routes_of(lengths, shape, CARD)
+    for policy in ("paper", "cost"):
+        found = pkv.explain(lengths, shape, policy=policy, gpu=CARD)
+        route = routes[f"policy {policy}"]
+        assert route.plan.stage == found.chosen
+        assert route.plan.items.tolist() == found.plan.items.tolist()
+        assert route.predicted_ms == next(c.prediction.kernels_ms for c in found.candidates if c.stage == found.chosen)
+
+
 def test_steps_weigh_alike_however_they_are_grouped():
     """Three steps of a growing row stand as one run of three, and a step of other rows as one."""
     steps = [[5000], [5001], [5002], [], [0], [900] * 8]

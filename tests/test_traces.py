@@ -167,6 +167,72 @@ def test_a_file_is_read(name, text, tmp_path):
     assert read_trace(str(path)) == THREE
 
 
+# At 100 steps a second: 0.29 * 100 is 28.999999999999996 in floating point
+BY_THE_CLOCK = [("1000", "50", "0.29"), ("70", "9", "0"), ("0", "1", "12.0049")]
+AS_OBJECTS = [f'{{"prompt_len": {n}, "decode_len": {m}, "seconds": {s}, "blocks": [7]}}' for n, m, s in BY_THE_CLOCK]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "\n".join(map(",".join, [("prompt_len", "decode_len", "seconds"), *BY_THE_CLOCK]))),
+        ("both.csv", "arrival,prompt_len,decode_len,seconds\n5,1000,50,0.29\n9,70,9,0.000\n9,0,1, 12.0049 "),
+        ("a.json", f"[{','.join(AS_OBJECTS)}]"),
+        ("a.JSONL", "\n\n".join(AS_OBJECTS) + "\n"),
+    ],
+)  # fmt: skip
+def test_a_file_that_keeps_seconds_is_read_at_a_rate(name, text, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    assert read_trace(path, steps_per_second=100) == (Request(1000, 50, 29), Request(70, 9, 0), Request(0, 1, 1200))
+    assert [request.arrival for request in read_trace(path, 0.5)] == [0, 0, 6]
+
+
+def test_an_object_a_line_may_count_steps(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps(vars(request)) for request in THREE))
+    assert read_trace(path) == THREE
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
+def test_a_rate_that_cannot_be_is_refused(rate, tmp_path):
+    with pytest.raises(ValueError, match=r"steps_per_second = .* must be above 0"):
+        read_trace(tmp_path / "a.csv", rate)
+
+
+HEADER = "prompt_len,decode_len,arrival"
+OBJECT = '{"prompt_len": 5, "decode_len": 1, "arrival": 0}'
+CLOCK = "prompt_len,decode_len,seconds"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rate", "words"),
+    [
+        ("a.csv", f"{CLOCK}\n5,1,0.5\n", None, ["line 1: column arrival is missing", "--steps-per-second 20"]),
+        ("a.csv", f"{HEADER}\n5,1,0\n", 20, ["line 1: column seconds is missing", "leave out --steps-per-second"]),
+        ("a.csv", "prompt_len,decode_len,when\n5,1,0\n", 20, ["column seconds is missing", CLOCK, "found prompt_len"]),
+        ("a.csv", f"{CLOCK}\n5,1,-0.5\n", 20, ["line 2: seconds = '-0.5' is not a number of seconds, 0 or more"]),
+        ("a.csv", f"{CLOCK}\n5,1,1e9\n", 20, ["line 2: seconds = '1e9' is not a number of seconds"]),
+        ("a.csv", f"{CLOCK}\n5,1,2023-11-16 18:15:46\n", 20, ["seconds = '2023-11-16 18:15:46' is not a number"]),
+        ("a.csv", f"{CLOCK}\n5,1,9999999999\n", 20, ["line 2: arrival = 199999999980 is too large"]),
+        ("a.json", '[{"prompt_len": 5, "decode_len": 1, "seconds": true}]', 20, ["entry 1: seconds = 'True' is not"]),
+        ("a.json", '[{"prompt_len": 5, "decode_len": 1, "seconds": NaN}]', 20, ["entry 1: seconds = 'nan' is not"]),
+        ("a.json", '[{"prompt_len": 5, "decode_len": 1, "seconds": 1}]', None, ["field arrival", "--steps-per-second"]),
+        ("a.jsonl", f"{OBJECT}\n[5]", None, ["line 2: [5] must be an object"]),
+        ("a.jsonl", f"{OBJECT}\n\n{OBJECT[:-1]}", None, ["line 3: not JSON", "write an object a line"]),
+        ("a.jsonl", OBJECT, 20, ["line 1: field seconds is missing; arrival counts steps already"]),
+    ],
+)  # fmt: skip
+def test_a_bad_file_of_seconds_is_refused_by_line_and_field(name, text, rate, words, tmp_path):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"^{path}") as caught:
+        read_trace(path, rate)
+    for word in words:
+        assert word in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 200
+
+
 def test_a_trace_that_is_written_and_read_is_the_same(tmp_path):
     requests = make_trace("bimodal", SEED, 24, 8)
     (tmp_path / "a.json").write_text(json.dumps([vars(request) for request in requests]))
@@ -179,10 +245,6 @@ def test_a_file_without_requests_is_a_trace_of_none(tmp_path):
     (tmp_path / "a.csv").write_text("prompt_len,decode_len,arrival\n")
     (tmp_path / "a.json").write_text("[]")
     assert read_trace(tmp_path / "a.csv") == read_trace(tmp_path / "a.json") == ()
-
-
-HEADER = "prompt_len,decode_len,arrival"
-OBJECT = '{"prompt_len": 5, "decode_len": 1, "arrival": 0}'
 
 
 @pytest.mark.parametrize(

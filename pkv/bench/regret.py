@@ -15,6 +15,7 @@ costs were fitted to times of seed 20260623. Routes are judged on seeds 20260624
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pkv.bench.loads import Load
 from pkv.bench.published import runs_of
@@ -67,7 +68,8 @@ def routes_of(lengths: Sequence[int], shape: Shape, gpu: GpuProfile, splits: int
     A policy that takes a stage as it cuts by default is that stage's Route itself, so nothing is played twice.
     """
 
-    def route(stage: str, **options: int) -> Route:
+    def route(stage: str, splits: int | None = None) -> Route:
+        options: dict[str, Any] = {} if splits is None else {"splits": splits}
         made = plan_step(lengths, shape, stage=stage, gpu=gpu, **options)
         return Route(made, predict(made, gpu).kernels_ms, kernels_ms(made, gpu))
 

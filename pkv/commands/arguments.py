@@ -21,7 +21,9 @@ LARGEST = 2**31 - 1  # of any size
 OPTIONS = ("splits", "tile", "ordering", "policy", "gpu")  # of planning; those that were given are passed on
 GPU_AT_HAND = "the one at hand, else rtx3060"
 
+FASTEST = 1_000_000  # steps a second: a microsecond each
 DECIMAL = re.compile(r"(-?)0*([0-9]{1,30})[0-9]*")
+RATE = re.compile(r"[0-9]{1,9}(\.[0-9]{0,9})?|\.[0-9]{1,9}")
 
 
 def whole(text: str) -> int:
@@ -98,6 +100,13 @@ def at_least_1(text: str) -> int:
 def seed_of(text: str) -> int:
     """A seed that both torch and numpy take."""
     return in_range(text, 0, 2**63 - 1, "must lie in 0 .. 2**63 - 1")
+
+
+def rate_of(text: str) -> float:
+    """How many of something a second has: a plain decimal above 0."""
+    if RATE.fullmatch(text) is None or not 0 < float(text) <= FASTEST:
+        raise argparse.ArgumentTypeError(f"{quoted(text)} must be a number above 0, at most {FASTEST:,}, such as 20")
+    return float(text)
 
 
 def add_stage(parser: argparse.ArgumentParser) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import time
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -16,6 +17,7 @@ from pkv.plans import Plan
 from pkv.shapes import Shape
 from pkv.simulation import Timeline, simulate
 
+SECONDS_BETWEEN = 1.0  # two lines of progress that show the same bar
 PLANNING = "flashinfer_plan_ms"  # only of steps that FlashInfer plans; part of gpu_ms
 GLOSSARY = """\
 what the counters count, for one step of one layer; sizes in MiB:
@@ -95,17 +97,29 @@ def means_of(steps: Steps, args: argparse.Namespace) -> dict[str, float]:
 
 
 class StepProgress:
-    """Progress over any number of steps: the bar stays short."""
+    """Progress over any number of steps: the bar stays short, and is not written more often than can be read."""
 
     def __init__(self, n_steps: int) -> None:
         self.n_steps, self.n_done = n_steps, 0
         self.bar = Progress(min(n_steps, MOST_MARKS))
+        self.begun = self.shown = time.monotonic()
 
     def step(self) -> None:
         """The next step begins."""
-        if self.n_done * self.bar.total // self.n_steps >= self.bar.done:
-            self.bar.step(f"step {self.n_done + 1} of {self.n_steps}")
+        now = time.monotonic()
+        is_next_mark = self.n_done * self.bar.total // self.n_steps >= self.bar.done
+        if is_next_mark or now - self.shown > SECONDS_BETWEEN:
+            (self.bar.step if is_next_mark else self.bar.show)(self.words(now - self.begun))
+            self.shown = now
         self.n_done += 1
+
+    def words(self, seconds: float) -> str:
+        """Which step it is, and, once that can be known, how long the others will take; seconds: since the first."""
+        step = f"step {self.n_done + 1:,} of {self.n_steps:,}"
+        if not self.n_done or seconds < SECONDS_BETWEEN:
+            return step
+        left = seconds / self.n_done * (self.n_steps - self.n_done)
+        return f"{step}, {left / 60:.0f} min left" if left > 90 else f"{step}, {left:.0f} s left"
 
     def end(self) -> None:
         """Take the line away."""

@@ -79,6 +79,10 @@ class Progress:
     def step(self, what: str) -> None:
         """`what` begins, as the next of `total` steps."""
         self.done += 1
+        self.show(what)
+
+    def show(self, what: str) -> None:
+        """Say something else of the same step."""
         if self.shown:
             n_marks = min(self.total, MOST_MARKS)
             n_full = self.done * n_marks // self.total
