@@ -1,7 +1,6 @@
 """Where and with what something is measured: GPU, clocks, versions, commit. What cannot be read is None."""
 
 import importlib.metadata
-import math
 import os
 import platform
 import re
@@ -62,10 +61,22 @@ def gpu_facts(device: torch.device) -> dict[str, Any]:
     answer = answer_of(
         "nvidia-smi", f"--id={smi_index(device)}", f"--query-gpu={query}", "--format=csv,noheader,nounits"
     )
+    return facts | readings_of(answer)
+
+
+def readings_of(answer: str) -> dict[str, float | str | None]:
+    """What nvidia-smi said of READINGS, in their order; nothing where that was something else.
+
+    A version is text, whatever it looks like. What it cannot tell has many words, such as "[N/A]" or "ERR!": None.
+
+    >>> readings_of("1980, 2619, [N/A], 700.00, ERR!, 580.10")["driver"]
+    '580.10'
+    """
     values = [value.strip() for value in answer.split(",")]
-    if len(values) == len(READINGS):
-        facts |= {name: number(value) for name, value in zip(READINGS, values, strict=True)}
-    return facts
+    if len(values) != len(READINGS):
+        return {}
+    found = dict(zip(READINGS, values, strict=True))
+    return {name: version(value) if name == "driver" else number(value) for name, value in found.items()}
 
 
 def peak_gb_per_s(card: Any) -> float | None:
@@ -104,7 +115,8 @@ def version_of(module: str, package: str) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         pass
     try:
-        return getattr(importlib.import_module(module), "__version__", None)
+        found = getattr(importlib.import_module(module), "__version__", None)
+        return None if found is None else str(found)
     except Exception:  # a broken install may raise anything
         return None
 
@@ -142,10 +154,11 @@ def answer_of(*command: str) -> str:
         return ""
 
 
-def number(text: str) -> float | str | None:
-    """What nvidia-smi says of one thing: a number, a version, or that it cannot tell."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None if text.startswith("[") else text
-    return value if math.isfinite(value) else None
+def number(text: str) -> float | None:
+    """A plain decimal, or None."""
+    return float(text) if re.fullmatch(r"-?[0-9]+(\.[0-9]*)?", text) else None
+
+
+def version(text: str) -> str | None:
+    """Text that begins with a number, such as 580.159.04, as it is, or None."""
+    return text if re.match(r"[0-9]+(\.|$)", text) else None
