@@ -28,7 +28,7 @@ from pkv.gpus import GpuProfile, resolve_gpu
 from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
 from pkv.simulation import simulate
-from pkv.stages.s4_adaptive import CANDIDATES, OWN, PAPER_SPLITS, POLICIES, Explanation, cheapest, explain, paper_choice
+from pkv.stages.s4_adaptive import CANDIDATES, OWN, PAPER_SPLITS, POLICIES, Explanation, by_paper, cheapest, explain
 from pkv.stages.x_flashinfer_rules import why_not
 
 CALIBRATION_SEED, JUDGED_SEEDS = 20260622, (20260624, 20260625, 20260626, 20260627)
@@ -77,7 +77,7 @@ def routes_of(lengths: Sequence[int], shape: Shape, gpu: GpuProfile, splits: int
     routes = {f"always {stage}": found for stage, found in stages.items()}
     if splits is not None:
         routes["workqueue, calibrated splits"] = route("workqueue", splits=splits)
-    papers, _, _ = paper_choice(int_lengths(lengths), shape)
+    papers = by_paper(int_lengths(lengths), shape, gpu, compare=False).chosen
     routes["policy paper"] = route(papers, splits=PAPER_SPLITS[papers]) if papers in PAPER_SPLITS else stages[papers]
     routes["policy cost"] = stages[cheapest({stage: found.predicted_ms for stage, found in stages.items()})]
     return routes

@@ -148,21 +148,15 @@ def explain(
 
 def by_paper(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -> Explanation:
     """Policy "paper". compare: plan the stages that it did not choose, too."""
-    chosen, rule, fallback = paper_choice(lengths, shape)
-    names = CANDIDATES if compare else [chosen]
-    candidates = tuple(candidate_of(name, lengths, shape, gpu, PAPER_SPLITS.get(name), compare) for name in names)
-    return Explanation("paper", gpu, chosen, rule, fallback, candidates)
-
-
-def paper_choice(lengths: Int32Array, shape: Shape) -> tuple[str, str, str]:
-    """(the stage that policy "paper" takes, the rule that decided, the best stage of ours)."""
     n_rows = int((lengths > 0).sum())
     chosen, rule = paper_route(n_rows, int(lengths.max(initial=0)), shape.group)
     fallback = "length_buckets" if n_rows <= PAPER_FEW_ROWS else "workqueue"
     reason = cannot(lengths, shape) if chosen == "flashinfer" else None
     if reason is not None:
         chosen, rule = fallback, f"{rule}, and FlashInfer cannot do this: {reason}"
-    return chosen, rule, fallback
+    names = CANDIDATES if compare else [chosen]
+    candidates = tuple(candidate_of(name, lengths, shape, gpu, PAPER_SPLITS.get(name), compare) for name in names)
+    return Explanation("paper", gpu, chosen, rule, fallback, candidates)
 
 
 def by_cost(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -> Explanation:
