@@ -28,6 +28,7 @@ from pkv.bench.results import (
 )
 from pkv.bench.summaries import always, measured_regret, summaries
 from pkv.commands import CommandError, compare
+from pkv.commands.sides import Side
 from pkv.commands.tables import as_table, over_all, published_beside
 from pkv.gpus import forget_profiles
 from pkv.profiles import read_shipped
@@ -183,7 +184,8 @@ def test_a_time_of_0_makes_no_ratio(tmp_path):
     assert over_flashinfer(of_load, "row_local") == 100 / 80
     assert over_flashinfer(of_load, "vllm") is None
     assert over(of_load, "row_local", ["vllm"]) is None
-    changes, alone, skipped = compare.changes_of(records, none)
+    a, b = (Side(name, of, (of,)) for name, of in (("A", records), ("B", none)))
+    changes, alone, skipped = compare.changes_of(a, b)
     assert not changes
     assert alone == {"A": [], "B": []}
     assert skipped == [f"bimodal(8,16k) {name} (B: a time of 0)" for name in BY_HAND]

@@ -1,18 +1,19 @@
 """`pkv compare A B`: what became faster or slower from one file of records to another, beyond the noise of both.
 
 GPU time of B over that of A: 100 us and 90 us is 0.90. Where the same engine, timed again, differs by 2% in A and by 3%
-in B, what lies within 5% is noise.
+in B, what lies within 5% is noise. That is the noise within a run. Two runs of one commit differ by more, and by how
+much only several runs tell: `pkv compare A A2 --with B B2`.
 """
 
 import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pkv.bench.records import Records, Run
-from pkv.bench.results import Result, commit_of, geomean, parts, refusals, results_of
-from pkv.commands import arguments
+from pkv.bench.records import Run
+from pkv.bench.results import commit_of, geomean
+from pkv.commands import CommandError, arguments
 from pkv.commands.output import print_json, say, table
-from pkv.commands.tables import records_of
+from pkv.commands.sides import Side, doubt_of, noise_of, side_of, timed
 
 HELP = "compare two files of records: what became faster or slower, beyond the noise of both"
 VERDICTS = ("faster", "slower", "within noise", "noise not known")
@@ -21,7 +22,7 @@ SHOWN, SHOWN_ALONE = 40, 6  # lines of a table, and entries of a list; --json ha
 
 @dataclass(frozen=True)
 class Change:
-    """GPU us of one engine on one load in A and in B; noise: of both together, None where one is not known."""
+    """GPU us of one engine on one load in A and in B; noise: of both together (sides.noise_of), None: not known."""
 
     machine: str
     load: str
@@ -45,20 +46,32 @@ class Change:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("a", type=Path, metavar="A", help="records, as pkv bench writes them")
-    parser.add_argument("b", type=Path, metavar="B", help="records to hold against them")
+    parser.add_argument(
+        "files", type=Path, nargs="+", metavar="A B",
+        help="two files of records, as pkv bench writes them; or, before --with, those of several runs of A",
+    )  # fmt: skip
+    parser.add_argument(
+        "--with", dest="others", type=Path, nargs="+", metavar="B",
+        help="files of several runs of B: what runs of a side differ by counts as noise (default: the second file)",
+    )  # fmt: skip
     arguments.add_json(parser)
 
 
 def execute(args: argparse.Namespace) -> int:
     """Print what differs: where the files come from, engine by engine and load by load, and what is in no pair."""
-    a, b = records_of([args.a]), records_of([args.b])
+    if args.others is None and len(args.files) != 2:
+        raise CommandError(f"{len(args.files)} files are no pair: give two, or several a side, A A2 --with B B2")
+    a, b = (
+        side_of("A", args.files[:1] if args.others is None else args.files),
+        side_of("B", args.others or args.files[1:]),
+    )
     said, (changes, alone, skipped) = differences(a, b), changes_of(a, b)
     counts = {verdict: sum(change.verdict == verdict for change in changes) for verdict in VERDICTS}
     mean = geomean(change.ratio for change in changes)
     if args.json:
         found = [asdict(change) | {"ratio": change.ratio, "verdict": change.verdict} for change in changes]
-        summary = counts | {"mean_ratio": mean}
+        runs = {side.name: len(side.runs) for side in (a, b)}
+        summary = counts | {"mean_ratio": mean, "runs": runs}
         print_json({"differences": said, "summary": summary, "changes": found, "alone": alone, "not_compared": skipped})
         return 0
     blocks = ["\n".join(said)] if said else []
@@ -69,12 +82,26 @@ def execute(args: argparse.Namespace) -> int:
         f"of {len(changes)} in both: {counted}; GPU time B / A, geometric mean: {mean:.3f}" if mean
         else "the files have no load and engine in common"
     )  # fmt: skip
+    blocks += [noise_in_words(a, b)] if changes else []
     blocks += ["\n".join(f"not compared: {words}" for words in skipped)] if skipped else []
     for name, of in alone.items():
         more = f", and {len(of) - SHOWN_ALONE} more, in --json" if len(of) > SHOWN_ALONE else ""
         blocks += [f"only in {name}: {', '.join(of[:SHOWN_ALONE])}{more}"] if of else []
     say("\n\n".join(blocks))
     return 0
+
+
+def noise_in_words(a: Side, b: Side) -> str:
+    """What is counted as noise, and what is not."""
+    if len(a.runs) == len(b.runs) == 1:
+        return (
+            "noise is what timings within a run differ by. Two runs of one commit may differ by more, which only\n"
+            "several runs a side tell: pkv compare A A2 --with B B2"
+        )
+    return (
+        f"noise is what timings within a run differ by, or runs of a side ({len(a.runs)} of A, {len(b.runs)} of B), "
+        "whichever is more"
+    )
 
 
 def as_text(changes: list[Change]) -> str:
@@ -98,9 +125,15 @@ def as_text(changes: list[Change]) -> str:
     return lines if len(ordered) == len(changes) else f"{lines}\n... and {len(changes) - len(ordered)} more, in --json"
 
 
-def differences(a: Records, b: Records) -> list[str]:
-    """What besides time differs between two files, in words: machines, versions, commits."""
+def differences(of_a: Side, of_b: Side) -> list[str]:
+    """What besides time differs between two sides, and between runs of one, in words: machines, versions, commits."""
+    a, b = of_a.records, of_b.records
     said = []
+    for side in (of_a, of_b):
+        commits = {commit_of(run) for run in side.records.runs.values()}
+        if len(side.runs) > 1 and len(commits) > 1:
+            words = ", ".join(sorted(commits))
+            said.append(f"runs of {side.name} are of several commits ({words}): what they differ by is more than noise")
     for name, of in (
         ("GPU", machine_words),
         ("commit", lambda run: {commit_of(run)}),
@@ -127,55 +160,33 @@ def machine_words(run: Run) -> set[str]:
     return {", ".join([f"{run.gpu['title']} with {run.gpu['n_sms']} SMs", *beside])}
 
 
-def changes_of(a: Records, b: Records) -> tuple[list[Change], dict[str, list[str]], list[str]]:
+def changes_of(a: Side, b: Side) -> tuple[list[Change], dict[str, list[str]], list[str]]:
     """Every (load, engine) of both; what only A or only B has; and, of what both have, whose times say nothing.
 
     The latter two are words, "load engine", with the reason of a refusal, or of a doubt. Loads that differ are in none.
-    Files of one machine each are compared whatever the machines; of several, those of the same name are.
+    Sides of one machine each are compared whatever the machines; of several, those of the same name are.
     """
-    ours, theirs = results_by_machine(a), results_by_machine(b)
+    ours, theirs = a.results(), b.results()
     if len(ours) == len(theirs) == 1:
         theirs = {next(iter(ours)): next(iter(theirs.values()))}
-    refused = {"A": reasons(a), "B": reasons(b)}
-    same = {load for load in a.loads.keys() & b.loads.keys() if a.loads[load] == b.loads[load]}
+    refused = {side.name: side.refused() for side in (a, b)}
+    loads_a, loads_b = a.records.loads, b.records.loads
+    same = {load for load in loads_a.keys() & loads_b.keys() if loads_a[load] == loads_b[load]}
     changes: list[Change] = []
     alone: dict[str, list[str]] = {"A": [], "B": []}
     skipped: list[str] = []
     for machine in dict.fromkeys([*ours, *theirs]):
         timed_a, timed_b = ours.get(machine, {}), theirs.get(machine, {})
         for load, engine in dict.fromkeys([*timed_a, *timed_b]):
-            one, other = timed_a.get((load, engine)), timed_b.get((load, engine))
-            if one is None or other is None:
-                has, lacks = ("B", "A") if one is None else ("A", "B")
+            one, other = timed_a.get((load, engine), []), timed_b.get((load, engine), [])
+            if not one or not other:
+                has, lacks = ("B", "A") if not one else ("A", "B")
                 why = refused[lacks].get((load, engine))
                 alone[has].append(f"{load} {engine}" + (f" ({lacks}: {why})" if why else ""))
             elif load in same and (doubt := doubt_of(one, "A") or doubt_of(other, "B")):
                 skipped.append(f"{load} {engine} ({doubt})")
             elif load in same:
-                noise = None if one.noise is None or other.noise is None else one.noise + other.noise
-                changes.append(Change(machine, load, engine, one.gpu_us, other.gpu_us, noise))
+                before, after = timed(one), timed(other)
+                noise = noise_of(before, after)
+                changes.append(Change(machine, load, engine, before.mean_us, after.mean_us, noise))
     return changes, alone, skipped
-
-
-def doubt_of(made: Result, name: str) -> str:
-    """Why a time says nothing, "" where it does; name: of its file."""
-    return f"{name}: {'; '.join(made.flags) or 'a time of 0'}" if made.flags or not made.gpu_us else ""
-
-
-def reasons(records: Records) -> dict[tuple[str, str], str]:
-    """{(load, engine): why it was refused}."""
-    return {
-        (load, engine): reason
-        for engine, of_engine in refusals(records).items()
-        for reason, loads in of_engine.items()
-        for load in loads
-    }
-
-
-def results_by_machine(records: Records) -> dict[str, dict[tuple[str, str], Result]]:
-    """{machine: {(load, engine): Result}}, whatever the grid that the load was timed in."""
-    found: dict[str, dict[tuple[str, str], Result]] = {}
-    for (machine, _), part in parts(records).items():
-        for load, of_load in results_of(part).items():
-            found.setdefault(machine, {}).update({(load, engine): made for engine, made in of_load.items()})
-    return found
