@@ -1,6 +1,6 @@
 # The course without a GPU, also on macOS and Windows, where Triton has no wheel.
 #
-#   docker build -t pkv --build-arg TORCH_INDEX=URL .      (URL: see "Without a GPU" in README.md)
+#   docker build -t pkv --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #   docker run --rm -p 127.0.0.1:8888:8888 pkv             then open the address that it prints
 FROM python:3.11-slim
 

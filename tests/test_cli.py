@@ -381,7 +381,7 @@ def test_every_third_step_is_a_sample_of_the_steps(command, capsys):
         for name in COUNTERS:
             assert found[name] == pytest.approx(fmean(getattr(made.counters, name) for made in by_hand()[::3]))
     assert main([command, *words.split(), "--every", "3"]) == 0
-    assert "7 steps)\nevery 3rd step: 3\n" in capsys.readouterr().out
+    assert "7 steps)\none of every 3 steps: 3\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["plan", "simulate", "explain"])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import pkv
+from pkv import cli
+from pkv.cli import COMMANDS
 from tests.conftest import TABLES, pytest_terminal_summary
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -159,6 +162,41 @@ def test_readme_examples_run_one_after_the_other(tmp_path):
 def test_the_readme_names_every_stage_in_order():
     named = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert named == list(pkv.STAGES)
+
+
+PROSE = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_every_pkv_command_in_the_prose_is_understood(name):
+    """Its command and its options exist, and have such values; files are not looked for."""
+    text = (ROOT / name).read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    typed = [line for block in blocks for line in block.splitlines()]
+    for line in [*typed, *re.findall(r"`([^`\n]+)`", text)]:
+        found = re.match(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?pkv (.+)", line)
+        words = shlex.split(found[1], comments=True) if found else []
+        if words and not words[0].startswith("-"):
+            names = [word for word in words if word.startswith("--")]
+            assert words[0] in COMMANDS, line
+            assert set(names) <= {"--help", *cli.make_parser()[1][words[0]]._option_string_actions}, line
+            if line in typed and "--help" not in names:
+                cli.parse(words)
+
+
+@pytest.mark.parametrize("name", sorted({*PROSE} - {"CONTRIBUTING.md"}))
+def test_a_command_that_can_be_copied_has_no_gap_to_fill(name):
+    """A word in capitals would stand for something that is said elsewhere, or nowhere."""
+    for block in re.findall(r"^```sh\n(.*?)^```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL):
+        commands = "\n".join(line.partition(" #")[0] for line in block.splitlines())
+        assert not re.findall(r"(?<![\w$])[A-Z]{3,}(?![\w=])", commands), block
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_modules_that_the_prose_runs_exist(name):
+    for module in re.findall(r"python -m (pkv[\w.]*)", (ROOT / name).read_text()):
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])

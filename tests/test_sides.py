@@ -115,5 +115,5 @@ def test_one_run_given_twice_is_refused(files, tmp_path, capsys):
 
 @pytest.mark.parametrize("names", [["a1"], ["a1", "a2", "b1"]])
 def test_files_that_are_no_pair_are_refused(names, files, capsys):
-    with pytest.raises(CommandError, match=f"{len(names)} files are no pair: give two, or several a side"):
+    with pytest.raises(CommandError, match=f"two files are compared, not {len(names)}: give two, or several a side"):
         compared(capsys, *(files[name] for name in names))

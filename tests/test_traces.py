@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 import pkv
 from pkv.bench.tracefiles import read_trace
 from pkv.bench.traces import TRACES, Request, make_trace, never_active, steps_of
+from pkv.cli import main
 
 SEED = 20260623
 # Least and most of what may be drawn, of (prompt before rounding, decode length), by request.
@@ -307,3 +310,38 @@ def test_a_file_that_is_no_text_or_not_there(tmp_path):
         read_trace(tmp_path / "a.csv")
     with pytest.raises(FileNotFoundError):
         read_trace(tmp_path / "b.csv")
+
+
+DOCUMENT = (Path(__file__).parents[1] / "docs" / "traces.md").read_text()
+# In the form of the two public traces; the numbers are made up.
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,4\n2023-11-16 18:15:50.9951690,396,9\n"
+)
+MOONCAKE = "".join(
+    json.dumps({"timestamp": ms, "input_length": n, "output_length": m, "hash_ids": [0, ms]}) + "\n"
+    for ms, n, m in [(0, 6755, 5), (3050, 7319, 4)]
+)
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "text", "requests"),
+    [
+        (0, "AzureLLMInferenceTrace_conv.csv", AZURE, (Request(374, 4, 0), Request(396, 9, 86))),
+        (1, "conversation_trace.jsonl", MOONCAKE, (Request(6755, 5, 0), Request(7319, 4, 61))),
+    ],
+)
+def test_the_document_reads_public_traces_as_it_says(number, name, text, requests, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(text)
+    exec(re.findall(r"^```python\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)[number], {})
+    assert read_trace("requests.csv", 20) == requests
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    for command in commands.splitlines():
+        assert main(command.removeprefix(".venv/bin/pkv ").split()) == 0
+        assert "2 requests, at most 256 active" in capsys.readouterr().out
+
+
+def test_the_documents_example_is_a_trace(tmp_path):
+    (example,) = re.findall(r"^```text\n(.*?)^```", DOCUMENT, re.MULTILINE | re.DOTALL)
+    (tmp_path / "a.csv").write_text(example)
+    assert [request.arrival for request in read_trace(tmp_path / "a.csv", 20)] == [0, 86, 90]

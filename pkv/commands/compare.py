@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Print what differs: where the files come from, engine by engine and load by load, and what is in no pair."""
     if args.others is None and len(args.files) != 2:
-        raise CommandError(f"{len(args.files)} files are no pair: give two, or several a side, A A2 --with B B2")
+        raise CommandError(
+            f"two files are compared, not {len(args.files)}: give two, or several a side, A A2 --with B B2"
+        )
     a, b = (
         side_of("A", args.files[:1] if args.others is None else args.files),
         side_of("B", args.others or args.files[1:]),

@@ -36,7 +36,7 @@ class Steps:
     @property
     def sampled(self) -> str:
         """How many of the trace's steps there are, in words; "" where it is all of them."""
-        return f"every {ordinal(self.trace['every'])} step: {len(self.lengths):,}" if "every" in self.trace else ""
+        return f"one of every {self.trace['every']} steps: {len(self.lengths):,}" if "every" in self.trace else ""
 
     def __str__(self) -> str:
         if not self.trace:
@@ -127,16 +127,6 @@ def note_of(left_out: int, late: int, n_requests: int) -> str:
     verb = "was" if left_out + late == 1 else "were"
     never = f"{left_out + late} of {n_requests} requests {verb} never active"
     return f"{never}: raise {' and '.join(remedies)}" if remedies else ""
-
-
-def ordinal(n: int) -> str:
-    """The number's place in a row.
-
-    >>> [ordinal(n) for n in (1, 2, 3, 10, 11, 22)]
-    ['1st', '2nd', '3rd', '10th', '11th', '22nd']
-    """
-    last = n % 10 if n % 100 not in (11, 12, 13) else 0
-    return f"{n}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(last, 'th') }"
 
 
 def is_there(path: Path) -> bool:
