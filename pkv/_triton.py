@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pkv.interpreting import replace_builtins_once_a_launch
+from pkv.fast_interpreter import replace_builtins_once_a_launch
 
 _IMPORTED_BEFORE = "triton" in sys.modules
 _SET_BY_USER = "TRITON_INTERPRET" in os.environ
