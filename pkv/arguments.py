@@ -13,6 +13,7 @@ from pkv.cache import PagedKVCache
 from pkv.configs import LARGEST_HEAD_DIM
 from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
+from pkv.wording import count_of
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_PAGE = 2**30  # tokens
@@ -52,11 +53,16 @@ def check_arrays(q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None)
         )
     n_rows, n_q_heads, head_dim = q.shape
     if n_rows != cache.n_rows:
-        raise ValueError(f"q has {n_rows} rows, the cache {cache.n_rows}: one query token per row of the cache")
+        raise ValueError(
+            f"q has {count_of(n_rows, 'row')}, the cache {cache.n_rows}: one query token per row of the cache"
+        )
     if head_dim != cache.head_dim:
         raise ValueError(f"q has head_dim {head_dim}, the cache {cache.head_dim}")
     if n_q_heads == 0 or n_q_heads % cache.n_kv_heads:
-        raise ValueError(f"q has {n_q_heads} query heads, not a multiple of the cache's {cache.n_kv_heads} KV heads")
+        raise ValueError(
+            f"q has {count_of(n_q_heads, 'query head')}, not a multiple of the cache's "
+            f"{count_of(cache.n_kv_heads, 'KV head')}"
+        )
     if q.dtype != cache.dtype:
         raise TypeError(f"q is {q.dtype}, the cache {cache.dtype}: convert one, e.g. q.to({cache.dtype})")
     if q.device != cache.device:
@@ -131,7 +137,7 @@ def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) ->
             "make a new plan for pkv.Shape.of(q, cache)"
         )
     if plan.n_rows != cache.n_rows:
-        raise ValueError(f"plan has {plan.n_rows} rows, the cache {cache.n_rows}: make a new plan")
+        raise ValueError(f"plan has {count_of(plan.n_rows, 'row')}, the cache {cache.n_rows}: make a new plan")
     if plan.dynamic and plan.least_bound >= cache.capacity:
         return
     lengths = cache.host_lengths
@@ -143,7 +149,7 @@ def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) ->
     if len(wrong):
         row = wrong[0]
         raise ValueError(
-            f"plan is stale or of another cache: row {row} has {lengths[row]} tokens, "
+            f"plan is stale or of another cache: row {row} has {count_of(lengths[row], 'token')}, "
             + (
                 f"it was planned for at most {plan.lengths[row]}: plan for more tokens"
                 if plan.dynamic

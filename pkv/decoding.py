@@ -62,7 +62,7 @@ def plan(
     n_programs = n_rows * max(splits * shape.grid_heads, shape.n_q_heads * MOST_DIM_BLOCKS)
     if n_programs > LARGEST_GRID:
         raise ValueError(
-            f"{n_rows} rows x {shape.n_q_heads} query heads in {splits} splits: {n_programs} programs "
+            f"rows x query heads x splits = {n_rows} x {shape.n_q_heads} x {splits}: {n_programs} programs "
             "exceed a grid of 2**31 - 1: use fewer splits, or decode the rows in parts"
         )
     made: Plan

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pkv.checks import Ints, at_least, check_tensor, host_ints
 from pkv.paging import PagePool, check_agreement, csr_positions, last_page_lengths, pages_used
+from pkv.wording import count_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
@@ -43,7 +44,9 @@ class PagedTensors:
         if host_lengths is not None:
             self._given_lengths = known = host_ints("host_lengths", host_lengths)
             if known.size != self.n_rows:
-                raise ValueError(f"host_lengths has {known.size} entries, expected {self.n_rows}: pass one per row")
+                raise ValueError(
+                    f"host_lengths has {count_of(known.size, 'entry')}, expected {self.n_rows}: pass one per row"
+                )
             pages_used(known, self.page_size, self.max_pages, name="host_lengths")
             if self.device.type == "cpu":
                 check_agreement(known, lengths.numpy())
@@ -140,8 +143,9 @@ class PagedTensors:
         n_free = self.n_free_pages
         pages = "not owned" if n_free is None else f"{self.n_pages - n_free} used, {n_free} free"
         return (
-            f"{type(self).__name__}({self.n_rows} rows, {self.n_pages} pages of {self.page_size} ({pages}), "
-            f"{self.n_kv_heads} KV heads x {self.head_dim}, {self.layout}, {self.dtype}, {self.device})"
+            f"{type(self).__name__}({count_of(self.n_rows, 'row')}, {count_of(self.n_pages, 'page')} of "
+            f"{self.page_size} ({pages}), {count_of(self.n_kv_heads, 'KV head')} x {self.head_dim}, "
+            f"{self.layout}, {self.dtype}, {self.device})"
         )
 
     def __str__(self) -> str:
@@ -154,7 +158,7 @@ class PagedTensors:
         for row in self.active_rows[:8]:
             n_used = max(0, -(-int(lengths[row]) // self.page_size))
             pages = "" if table is None else f", pages {', '.join(map(str, table[row, :n_used][:12]))}"
-            lines.append(f"  row {row}: {lengths[row]} tokens{pages}{', ...' if n_used > 12 else ''}")
+            lines.append(f"  row {row}: {count_of(lengths[row], 'token')}{pages}{', ...' if n_used > 12 else ''}")
         return "\n".join([*lines, "  ..."] if len(self.active_rows) > 8 else lines)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -185,7 +189,8 @@ class PagedTensors:
             row, column = bad[0].tolist()
             raise ValueError(
                 f"block_table[{begin + row}, {column}] = {int(table[row, column])} is outside the pool "
-                f"of {self.n_pages} pages: row {begin + row} uses {n_used[row]} entries, all in [0, {self.n_pages})"
+                f"of {count_of(self.n_pages, 'page')}: row {begin + row} uses {count_of(n_used[row], 'entry')}, all in "
+                f"[0, {self.n_pages})"
             )
 
     def _check_row(self, row: int) -> int:

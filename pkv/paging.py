@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from pkv.checks import LONGEST_ROW
+from pkv.wording import count_of, verb
 
 UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
 
@@ -33,8 +34,8 @@ def pages_used(
         if n <= max_pages:
             raise ValueError(f"{entry} = {length} is above {LONGEST_ROW}, the most tokens a row can hold")
         raise ValueError(
-            f"{entry} = {length} needs {n} pages of {page_size}, block table has {max_pages}: "
-            f"give it {n} columns or shorten the row"
+            f"{entry} = {length} needs {count_of(n, 'page')} of {page_size}, block table has {max_pages}: "
+            f"give it {count_of(n, 'column')} or shorten the row"
         )
     return n_used
 
@@ -71,7 +72,8 @@ class PagePool:
     def open(self, length: int) -> int:
         """Activate the lowest free row, with pages for `length` tokens."""
         row, n_used = self._free_row(), -(-length // self.page_size)
-        need = f"row {row}: {length} tokens need {n_used} pages of {self.page_size}"
+        tokens = f"{count_of(length, 'token')} {verb(length, 'need')}"
+        need = f"row {row}: {tokens} {count_of(n_used, 'page')} of {self.page_size}"
         if n_used > self.max_pages:
             raise ValueError(
                 f"{need}, block table has {self.max_pages}: "
@@ -87,16 +89,18 @@ class PagePool:
         columns, slots = np.divmod(self.lengths[rows], self.page_size)
         overfull = rows[columns == self.max_pages]
         if overfull.size:
-            row = overfull[0]
+            row, n_tokens = overfull[0], self.lengths[overfull[0]] + 1
             raise ValueError(
-                f"row {row}: {self.lengths[row] + 1} tokens need {self.max_pages + 1} pages of {self.page_size}, block "
-                f"table has {self.max_pages}: free the row or build the cache with max_pages > {self.max_pages}"
+                f"row {row}: {count_of(n_tokens, 'token')} {verb(n_tokens, 'need')} "
+                f"{count_of(self.max_pages + 1, 'page')} of {self.page_size}, block table has {self.max_pages}: "
+                f"free the row or build the cache with max_pages > {self.max_pages}"
             )
         # Only full pages are ever shared, so a row's partial page is its own to write.
         starting = slots == 0
         growing, n_free = rows[starting], len(self.free_pages)
         if growing.size > n_free:
-            self._require_pages(growing.size, f"row {growing[n_free]}: {growing.size} rows need a new page each")
+            need = f"{count_of(growing.size, 'row')} {verb(growing.size, 'need')} a new page each"
+            self._require_pages(growing.size, f"row {growing[n_free]}: {need}")
         self.table[growing, columns[starting]] = self._take(growing.size)
         self.lengths[rows] += 1
         return self.table[rows, columns], slots, growing
@@ -144,10 +148,11 @@ class PagePool:
         return int(np.argmin(self.active))
 
     def _require_pages(self, n_needed: int, need: str) -> None:
-        n_missing = n_needed - len(self.free_pages)
+        n_free = len(self.free_pages)
+        n_missing = n_needed - n_free
         if n_missing > 0:
             raise ValueError(
-                f"{need}, {len(self.free_pages)} of {self.n_pages} pages are free: "
+                f"{need}, {n_free} of {count_of(self.n_pages, 'page')} {verb(n_free or self.n_pages, 'are')} free: "
                 f"free(row) one or build the cache with n_pages >= {self.n_pages + n_missing}"
             )
 

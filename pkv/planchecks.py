@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from pkv.wording import count_of
+
 if TYPE_CHECKING:
     from pkv.plans import Launch, Plan
 
@@ -58,7 +60,7 @@ def _fault_of_coverage(plan: "Plan") -> str | None:
                 return f"tokens {min(begin, covered)}:{max(begin, covered)} of row {row} are {word} at item {index}"
             covered = end
         if covered != length:
-            return f"row {row} has {length} tokens, its items end at {covered}"
+            return f"row {row} has {count_of(length, 'token')}, its items end at {covered}"
     return None
 
 
@@ -111,23 +113,26 @@ def _fault_of_splits(launch: "Launch", items_per_row: npt.NDArray[np.int32]) -> 
     for row in launch.rows:
         n_items = items_per_row[row]
         if launch.kernel == "merge" and n_items > launch.n_splits:
-            return f"row {row} has {n_items} items, its merge launch at most {launch.n_splits} splits"
+            most = count_of(launch.n_splits, "split")
+            return f"row {row} has {count_of(n_items, 'item')}, its merge launch at most {most}"
         if launch.kernel == "decode" and launch.n_splits not in (0, n_items):
-            return f"row {row} has {n_items} items, its decode launch {launch.n_splits} splits"
+            return f"row {row} has {count_of(n_items, 'item')}, its decode launch {count_of(launch.n_splits, 'split')}"
     return None
 
 
 def as_table(plan: "Plan") -> str:
     """The plan as text: a head line, its counters, one line per row."""
     counters = plan.counters
+    n_tokens = count_of(int(plan.lengths.sum(dtype=np.int64)), "token")
     bound = "at most " if plan.dynamic else ""
     kernel = f" ({plan.variant})" if plan.variant else ""
     each = "programs" if plan.n_items == plan.n_programs else "items"  # that have tokens, of the paper's cta_per_sm
     lines = [
-        f"Plan of stage {plan.stage}{kernel}: {plan.n_rows} rows, {bound}{int(plan.lengths.sum(dtype=np.int64)):,} "
-        f"tokens, {plan.n_items} items x {plan.shape.n_kv_heads} KV heads, tiles of {plan.tile}",
+        f"Plan of stage {plan.stage}{kernel}: {count_of(plan.n_rows, 'row')}, {bound}{n_tokens}, "
+        f"{count_of(plan.n_items, 'item')} x {count_of(plan.shape.n_kv_heads, 'KV head')}, tiles of {plan.tile}",
         f"  {plan.shape}",
-        f"  planned for {plan.gpu.name}: {plan.gpu.n_sms} SMs, {plan.programs_per_sm} programs each",
+        f"  planned for {plan.gpu.name}: {count_of(plan.gpu.n_sms, 'SM')}, "
+        f"{count_of(plan.programs_per_sm, 'program')} each",
         f"  launches {counters.launches} | programs {counters.programs} ({counters.empty_programs} empty) | "
         f"waves {counters.waves:.3g} | {each} with tokens per SM {counters.cta_per_sm:.3g}",
         *([f"  {plan.explanation.splitlines()[0]}"] if plan.explanation else []),
@@ -141,7 +146,7 @@ def as_table(plan: "Plan") -> str:
             ranges = [*ranges[: MOST_ITEMS_SHOWN - 1], "...", ranges[-1]]
         lines.append(f"  {row:>5} {plan.lengths[row]:>8} {end - begin:>6}  {' '.join(ranges)}")
     if plan.n_rows > MOST_ROWS_SHOWN:
-        lines.append(f"  ... and {plan.n_rows - MOST_ROWS_SHOWN} more rows")
+        lines.append(f"  ... and {count_of(plan.n_rows - MOST_ROWS_SHOWN, 'more row')}")
     return "\n".join(lines)
 
 

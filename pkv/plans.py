@@ -27,6 +27,7 @@ from pkv.gpus import GpuProfile
 from pkv.planchecks import as_table, first_fault
 from pkv.planjson import fields_from_json, plan_to_dict
 from pkv.shapes import Shape
+from pkv.wording import count_of
 
 Int32Array = npt.NDArray[np.int32]
 
@@ -179,7 +180,7 @@ class Plan:
                 continue
             if isinstance(mine, list) and isinstance(theirs, list):
                 if len(mine) != len(theirs):
-                    lines.append(f"{name}: {len(mine)} against {len(theirs)} entries")
+                    lines.append(f"{name}: {len(mine)} against {count_of(len(theirs), 'entry')}")
                 first = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)
                 if first is not None:
                     lines.append(f"{name}[{first}]: {mine[first]} against {theirs[first]}")

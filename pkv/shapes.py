@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from pkv.checks import at_least
+from pkv.wording import count_of
 
 HEADS_PER_PROGRAM = 32  # query heads; more would not fit a program's registers
 
@@ -79,8 +80,8 @@ class Shape:
     def __str__(self) -> str:
         kv = "" if self.kv_dtype == self.dtype else f" (cache {str(self.kv_dtype).removeprefix('torch.')})"
         return (
-            f"{self.n_q_heads} query heads, {self.n_kv_heads} KV heads, head_dim {self.head_dim}, "
-            f"pages of {self.page_size}, {str(self.dtype).removeprefix('torch.')}{kv}"
+            f"{count_of(self.n_q_heads, 'query head')}, {count_of(self.n_kv_heads, 'KV head')}, "
+            f"head_dim {self.head_dim}, pages of {self.page_size}, {str(self.dtype).removeprefix('torch.')}{kv}"
         )
 
 

@@ -35,6 +35,7 @@ from pkv.gpus import DEFAULT_GPU, GpuProfile, resolve_gpu
 from pkv.plans import Launch, Plan
 from pkv.playing import Played, Rules, Work, play
 from pkv.sharing import Floats
+from pkv.wording import count_of
 
 SPAN = np.dtype(
     [
@@ -111,7 +112,7 @@ class Timeline:
         plan = self.plan
         lines = [
             f"Timeline of stage {plan.stage} on {self.gpu.name}: {self.gpu_ms:.4g} ms, of which {self.fixed_us:.4g} us "
-            f"before the first launch; {self.gpu.n_sms} SMs, {self.tail_idle:.1%} idle",
+            f"before the first launch; {count_of(self.gpu.n_sms, 'SM')}, {self.tail_idle:.1%} idle",
             f"  {'launch':>8} {'begin us':>10} {'end us':>10} {'spans':>7}  ends last",
         ]
         for index, (begin, end) in enumerate(self.launch_us.tolist()):

@@ -42,7 +42,7 @@ class Case:
         return len(self.lengths)
 
 
-# The interpreter takes about 6 ms a tile, whatever its width: few tiles, so that every stage runs every case.
+# The interpreter takes about 3 ms a tile, whatever its width: few tiles, so that every stage runs every case.
 CASES = [
     Case("edges-of-tile-and-page", [0, 1, 15, 16, 17, 31, 32, 33], n_q_heads=2, n_kv_heads=1),
     Case("one-long-63-short", [300] + [1] * 63, n_q_heads=2, n_kv_heads=1),
@@ -186,7 +186,7 @@ def launching(plan: pkv.Plan) -> str:
     return "adaptive" if plan.fallback else plan.stage
 
 
-# stream_k cuts as many runs as a card holds programs, for any batch: an interpreter takes 13 ms for each.
+# stream_k cuts as many runs as a card holds programs, for any batch: an interpreter takes some ms for each.
 SMALL_CARD = dataclasses.replace(load_gpu("rtx3060"), name="two SMs", n_sms=2)
 
 

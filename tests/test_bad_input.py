@@ -287,7 +287,7 @@ TOO_LARGE = {
 @pytest.mark.parametrize(("lengths", "shape", "splits"), TOO_LARGE.values(), ids=TOO_LARGE)
 def test_more_programs_than_a_grid_can_have(lengths, shape, splits):
     message = (
-        rf"{len(lengths)} rows x {shape.n_q_heads} query heads in {splits} splits: "
+        rf"rows x query heads x splits = {len(lengths)} x {shape.n_q_heads} x {splits}: "
         r"\d+ programs exceed a grid of 2\*\*31 - 1: "
         "use fewer splits, or decode the rows in parts"
     )

@@ -704,7 +704,7 @@ def test_explain_a_trace_of_nothing(capsys, tmp_path):
     path.write_text("prompt_len,decode_len,arrival\n0,1,0\n")
     assert main(["explain", "--trace", str(path), "--gpu", "rtx3060"]) == 0
     out = capsys.readouterr().out
-    assert "0 of 1 steps have tokens" in out
+    assert "0 of 1 step has tokens" in out
     assert "policy paper takes nothing\n" in out
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # Lowest first. A module imports only from lines above its own; a new module takes its place here.
 ORDER = [
-    "fast_interpreter",
+    "fast_interpreter wording",
     "_triton captures checks counters planchecks",
     "profiles",
     "gpus paging shapes",

@@ -414,7 +414,7 @@ DECODE, MERGE = Launch("decode", (0, 1), 0, 4, 2), Launch("merge", (0, 1), n_spl
         ({"launches": (Launch("decode", (0, 2), 0, 4, 2), MERGE)}, r"names rows twice, or outside 0:2"),
         ({"launches": (Launch("encode", (0, 1), 0, 4, 2), DECODE, MERGE)}, r"unknown kernel 'encode'"),
         ({"launches": ()}, r"decode launches cover the programs 0:0 of 0:4"),
-        ({"launches": (Launch("decode", (0, 1), 0, 4, 1), MERGE)}, r"row 0 has 2 items, its decode launch 1 splits"),
+        ({"launches": (Launch("decode", (0, 1), 0, 4, 1), MERGE)}, r"row 0 has 2 items, its decode launch 1 split"),
         ({"launches": (Launch("decode", (0, 1), 0, 4, 4), MERGE)}, r"row 0 has 2 items, its decode launch 4 splits"),
         ({"launches": (Launch("decode", (0,), 0, 4, 2), MERGE)}, r"programs 0:4 does not follow 0, or fit its rows"),
         ({"launches": (Launch("decode", (0, 0), 0, 4, 2), MERGE)}, r"names rows twice"),

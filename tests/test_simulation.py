@@ -331,6 +331,6 @@ def test_costs_that_make_no_sense_are_refused(changes, error, message):
 def test_the_text_names_each_launch_and_who_ends_it():
     lines = str(simulate(queue([[100], [300], [50], [50]]), TOY)).splitlines()
     assert lines[0] == (
-        "Timeline of stage test on toy: 0.01175 ms, of which 0 us before the first launch; 1 SMs, 34.0% idle"
+        "Timeline of stage test on toy: 0.01175 ms, of which 0 us before the first launch; 1 SM, 34.0% idle"
     )
     assert lines[2].split() == ["decode", "1.0", "11.8", "4", "row", "3,", "head", "0,", "on", "SM", "0"]

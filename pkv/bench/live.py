@@ -20,6 +20,7 @@ from pkv.bench.measuring import ROUNDS, measure
 from pkv.bench.timing import Stopwatch
 from pkv.gpus import gpu_of
 from pkv.shapes import Shape
+from pkv.wording import count_of
 
 STREAM = "stream"
 
@@ -43,8 +44,8 @@ def time_engines(lengths: Sequence[int], shape: Shape, engines: Sequence[str], r
         found = measure(load, wanted, device, "here", Stopwatch(device), rounds)
     us = {timing.engine: timing.gpu_us[0] for timing in found.timings if timing.refused is None}
     why = {timing.engine: timing.refused for timing in found.timings if timing.refused is not None} | found.wrong
-    card = f"{torch.cuda.get_device_name(device)}, {gpu_of(device).n_sms} SMs"
-    lines = [f"{len(lengths)} rows, {sum(lengths):,} tokens on {card}"]
+    card = f"{torch.cuda.get_device_name(device)}, {count_of(gpu_of(device).n_sms, 'SM')}"
+    lines = [f"{count_of(len(lengths), 'row')}, {count_of(sum(lengths), 'token')} on {card}"]
     width = max(len(engine.name) for engine in wanted)
     for engine in wanted:
         name = engine.name.ljust(width)

@@ -22,6 +22,7 @@ import numpy as np
 from pkv.bench.loads import Load, Step
 from pkv.bench.recordchecks import check
 from pkv.shapes import Shape
+from pkv.wording import count_of
 
 SCHEMA = 1
 KINDS = ("run", "load", "time")
@@ -203,7 +204,7 @@ def timing_of(entry: dict[str, Any], runs: dict[str, Run], loads: dict[str, Load
         n_steps = len(loads[timing.load].steps)
         for name in TIMES:
             if len(getattr(timing, name)) != n_steps:
-                raise ValueError(f"{name} must have {n_steps} entries, one per step of the load")
+                raise ValueError(f"{name} must have {count_of(n_steps, 'entry')}, one per step of the load")
     return timing
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pkv.bench.records import Records, Run, Timing
+from pkv.wording import count_of
 
 LAYERS = (1, 8, 32, 80)  # of models in use; a plan serves all layers of a step
 STREAM, NO_ATTENTION = "stream", ("stream", "empty")
@@ -119,7 +120,7 @@ def commit_of(run: Run) -> str:
 
 def machine_of(run: Run) -> str:
     """The card, and how many of its SMs there were: "NVIDIA H200, 132 SMs"."""
-    return f"{run.gpu['title']}, {run.gpu['n_sms']} SMs"
+    return f"{run.gpu['title']}, {count_of(run.gpu['n_sms'], 'SM')}"
 
 
 def parts(records: Records) -> dict[tuple[str, str], Records]:

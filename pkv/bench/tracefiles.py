@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pkv.bench.traces import FIELDS, Request
+from pkv.wording import count_of
 
 WHOLE = re.compile(r"\s*(-?)0*([0-9]{1,19})[0-9]*\s*")  # int() also takes 1_000 and the digits of other scripts
 DECIMAL = re.compile(r"\s*[0-9]{1,19}(\.[0-9]{0,19})?\s*")
@@ -82,7 +83,9 @@ def _csv_entries(path: Path, text: str, when: str) -> list[tuple[str, dict[str, 
             if not any(cell.strip() for cell in row):
                 continue
             if len(row) != len(header):
-                raise ValueError(f"{where}: {len(row)} values, but the header has {len(header)} columns")
+                raise ValueError(
+                    f"{where}: {count_of(len(row), 'value')}, but the header has {count_of(len(header), 'column')}"
+                )
             entries.append((where, dict(zip(header, row, strict=True))))
     except csv.Error as error:
         raise ValueError(f"{path} line {reader.line_num}: not CSV ({error})") from None

@@ -27,6 +27,7 @@ from pkv.commands.output import Progress, complain, print_json, say, table
 from pkv.commands.schedules import check_schedules
 from pkv.commands.tables import as_table
 from pkv.gpus import gpu_of
+from pkv.wording import count_of, verb
 
 HELP = "time every stage and its peers on a grid of loads, each checked against fp64 first"
 GRID = "smoke"
@@ -183,7 +184,8 @@ def run_sweep(todo: Sweep, device: torch.device, as_json: bool) -> int:
         if not todo.loads:
             ended = "nothing is left to measure"
         elif wrong:
-            ended = f"{len(wrong)} of {len(wrong) + len(timings)} results were wrong, and have no time: see above"
+            all_of_them = count_of(len(wrong) + len(timings), "result")
+            ended = f"{len(wrong)} of {all_of_them} {verb(len(wrong), 'were')} wrong, without a time: see above"
         else:
             ended = "every time is of a result checked against fp64"
         say(ended + kept)

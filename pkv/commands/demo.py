@@ -26,6 +26,7 @@ from pkv.commands.selftest import kernel_device
 from pkv.decoding import plan, run
 from pkv.shapes import Shape
 from pkv.stages import STAGES, x_flashinfer
+from pkv.wording import count_of
 
 HELP = "run every stage on one ragged batch, and check each against fp64"
 SHAPES = {"toy": (8, 2, 64, 16), "llama3-8b": (32, 8, 128, 16)}  # query heads, KV heads, head_dim, page size
@@ -205,6 +206,7 @@ def as_text(results: list[Result], left_out: dict[str, str], shape: Shape, facts
     header = ["stage", "error/allowed", "lse error/allowed", "ok", "launches", "items", "KV MiB", "time ms"]
     rows = [row_of(result) for result in results]
     wrong = [result for result in results if not result.ok]
+    stages = count_of(len(results), "stage")
     notes = [f"{name} is left out: {reason}" for name, reason in left_out.items()]
     notes += [f"{result.stage}: {result.note}" for result in results if result.note]
     return "\n".join(
@@ -218,6 +220,6 @@ def as_text(results: list[Result], left_out: dict[str, str], shape: Shape, facts
             *(f"time: {kind}{stages_of(kind, results)}" for kind in dict.fromkeys(r.time_kind for r in results)),
             *(textwrap.fill(note, 98) for note in notes),
             *(f"{result.stage} raised {result.error}" for result in wrong if result.error),
-            f"{len(wrong)} of {len(results)} stages NOT ok" if wrong else f"all {len(results)} stages ok",
+            f"{len(wrong)} of {stages} NOT ok" if wrong else "all " * (len(results) > 1) + f"{stages} ok",
         ]
     )

@@ -18,6 +18,7 @@ from pkv.commands.steps import Steps, add_steps, steps_from
 from pkv.gpus import resolve_gpu
 from pkv.shapes import Shape
 from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, Explanation, explain
+from pkv.wording import count_of, verb
 
 HELP = "say which stage adaptive takes for some row lengths, and why"
 
@@ -128,9 +129,11 @@ def as_text(steps: Steps, gpu: str, policies: list[str], judged: list[Judged]) -
         times = [f"{numbers[name]:.3f}" for name in ("predicted_ms", "simulated_ms")]
         regrets = [f"{numbers[name]:.1%}" for name in ("mean_regret", "worst_regret")]
         rows.append([route, *("-" if "nan" in cell else cell for cell in times + regrets)])
+    n_steps = len(steps.lengths)
     lines = [
         f"{steps}",
-        f"{len(judged)} of {len(steps.lengths)} steps have tokens; means over those, on {gpu}",
+        f"{len(judged)} of {count_of(n_steps, 'step')} {verb(len(judged) or n_steps, 'have')} tokens; "
+        f"means over those, on {gpu}",
         "",
         table(["route", "predicted ms", "simulated ms", "mean regret", "worst regret"], rows),
         "",

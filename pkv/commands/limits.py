@@ -9,7 +9,7 @@ from pkv.commands import CommandError
 from pkv.plans import Plan
 from pkv.shapes import Shape
 
-SECONDS_PER_PROGRAM, SECONDS_PER_TILE = 0.010, 0.006  # in Triton's interpreter
+SECONDS_PER_PROGRAM, SECONDS_PER_TILE = 0.005, 0.003  # in Triton's interpreter
 MOST_SECONDS = 120.0
 GIB = 2**30
 

@@ -9,6 +9,7 @@ from pkv.commands.arguments import add_json
 from pkv.commands.learning import as_typed, writing
 from pkv.commands.output import print_json, say
 from pkv.course import home
+from pkv.wording import count_of
 
 HELP = "make a folder of your own with the lessons and exercises"
 
@@ -30,7 +31,7 @@ def execute(args: argparse.Namespace) -> int:
         return 0
     n_lessons = sum(name.startswith("lessons/") for name in files)
     say(
-        f"{folder}: {n_lessons} lessons and {len(files) - n_lessons} exercises\nNext:\n\n"
+        f"{folder}: {count_of(n_lessons, 'lesson')} and {count_of(len(files) - n_lessons, 'exercise')}\nNext:\n\n"
         f"  cd {shlex.quote(str(folder))}\n  {as_typed()} lab\n\n"
         "Lessons say what to write where in exercises/. Inside that folder, pkv check, hint and progress are about it."
         + (f"\nBut PKV_HOME names {os.environ['PKV_HOME']}, and goes first: unset it" if is_elsewhere(folder) else "")

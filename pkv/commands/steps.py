@@ -15,6 +15,7 @@ from pkv.bench.tracefiles import read_trace
 from pkv.bench.traces import TRACES, Request, make_trace, never_active, steps_of
 from pkv.commands import CommandError
 from pkv.commands.arguments import at_least_1, in_range, lengths_of, quoted, rate_of, seed_of
+from pkv.wording import count_of, verb
 
 # The paper's main runs; a trace from a file has its own requests, and ends with the last of them.
 DEFAULTS = {"seed": 20260623, "requests": 24, "max_active": 8, "steps": 48}
@@ -41,9 +42,10 @@ class Steps:
     def __str__(self) -> str:
         if not self.trace:
             (lengths,) = self.lengths
-            return f"{len(lengths)} rows, {sum(lengths):,} tokens"
+            return f"{count_of(len(lengths), 'row')}, {count_of(sum(lengths), 'token')}"
         seed = "" if self.trace["seed"] is None else f"seed {self.trace['seed']}, "
-        counts = "{requests} requests, at most {max_active} active, {steps} steps".format(**self.trace)
+        requests, steps = (count_of(self.trace[f"{word}s"], word) for word in ("request", "step"))
+        counts = f"{requests}, at most {self.trace['max_active']} active, {steps}"
         return "\n".join(filter(None, [f"trace {self.trace['trace']} ({seed}{counts})", self.sampled, self.note]))
 
 
@@ -124,8 +126,8 @@ def note_of(left_out: int, late: int, n_requests: int) -> str:
     '1 of 3 requests was never active: raise --max-active'
     """
     remedies = ["--max-active"] * (left_out > 0) + ["--steps"] * (late > 0)
-    verb = "was" if left_out + late == 1 else "were"
-    never = f"{left_out + late} of {n_requests} requests {verb} never active"
+    n_never = left_out + late
+    never = f"{n_never} of {count_of(n_requests, 'request')} {verb(n_never, 'were')} never active"
     return f"{never}: raise {' and '.join(remedies)}" if remedies else ""
 
 

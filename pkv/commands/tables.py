@@ -29,6 +29,7 @@ from pkv.bench.results import (
 from pkv.bench.summaries import Summary, summaries
 from pkv.commands import CommandError
 from pkv.commands.output import table
+from pkv.wording import count_of
 
 WIDEST = 110  # letters: loads that would make a line longer go into the next block
 MOST_GROUPS = 20  # more are put together by their kind
@@ -95,7 +96,7 @@ def one_load(of_load: Mapping[str, Result]) -> str:
         cells = [f"{made.plan_us:.1f}", f"{made.gpu_us:.1f}", f"{made.wall_us:.1f}", _times(ratio)]
         cells += [_part(of_stream(of_load, engine)), f"{made.gb_per_s:,.0f}"]
         rows.append([engine, *cells, *(f"{made.layer_us(n):.1f}" for n in LAYERS)])
-    layers = [f"{n} layers" if n > 1 else "1 layer" for n in LAYERS]
+    layers = [count_of(n, "layer") for n in LAYERS]
     return table(["engine", "plan", "GPU", "wall", "x FlashInfer", "% of stream", "GB/s", *layers], rows)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from pkv.course.tasks import Raised
+from pkv.wording import count_of
 
 MOST_SHOWN = 12  # numbers of a tensor that a message shows
 LONGEST, LARGEST = 400, 10**100  # letters of a value in a message; an int that is shown by its digits
@@ -100,7 +101,8 @@ def difference(
             if fault:
                 return fault
         if len(right) != len(got):
-            return f"{at}expected {len(right)} entries, {brief(right)}, got {len(got)}, {brief(like(right, got))}"
+            entries = count_of(len(right), "entry")
+            return f"{at}expected {entries}, {brief(right)}, got {len(got)}, {brief(like(right, got))}"
         return None
     if isinstance(right, dict):
         if not isinstance(got, dict):
@@ -231,7 +233,7 @@ def whole(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{named([key])}: {whole(item)}" for key, item in value.items()) + "}"
     if isinstance(value, int) and abs(value) > LARGEST:  # Python makes no digits of more than some thousand
-        return f"an int of {value.bit_length()} bits"
+        return f"an int of {count_of(value.bit_length(), 'bit')}"
     return repr(value)
 
 

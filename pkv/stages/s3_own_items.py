@@ -18,6 +18,7 @@ from pkv.planchecks import first_fault
 from pkv.plans import Int32Array, Plan
 from pkv.shapes import Shape
 from pkv.stages.s3_workqueue import queue_of, requeue
+from pkv.wording import count_of
 
 MADE_BY = "parts.plan"  # where a plan keeps the function that listed its items
 
@@ -73,10 +74,10 @@ def queue_of_plan(found: Plan, lengths: Int32Array, shape: Shape, tile: int | No
     if found.shape != shape:
         raise ValueError(f"parts.plan returned a plan for another shape ({found.shape}), not for {shape}")
     if not np.array_equal(found.lengths, lengths):
-        where = f"{len(lengths)} rows, there {found.n_rows}"
+        where = f"{count_of(len(lengths), 'row')}, there {found.n_rows}"
         if found.n_rows == len(lengths):
             row = np.flatnonzero(found.lengths != lengths)[0]
-            where = f"row {row} has {lengths[row]} tokens, there {found.lengths[row]}"
+            where = f"row {row} has {count_of(lengths[row], 'token')}, there {found.lengths[row]}"
         raise ValueError(f"parts.plan returned a plan for other lengths: {where}")
     if tile not in (None, found.tile):
         raise ValueError(f"parts.plan returned a plan in tiles of {found.tile}, and tile= says {tile}: leave out one")

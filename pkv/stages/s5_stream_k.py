@@ -183,7 +183,7 @@ def merge_runs_kernel(
 def launched_programs(plan: Plan) -> tuple[int, int]:
     """Programs to launch per grid head: (runs, merges). On a GPU all: only there is known which find any work.
 
-    In the interpreter, where one that finds nothing takes 13 ms, those that the plan knows to have work.
+    In the interpreter, where one that finds nothing takes some ms, those that the plan knows to have work.
     """
     if not INTERPRETED or plan.dynamic:
         return plan.n_programs, plan.n_programs

@@ -26,6 +26,7 @@ from pkv.configs import WARP_THREADS, resident_programs
 from pkv.gpus import GpuProfile
 from pkv.plans import Int32Array, Launch
 from pkv.shapes import Shape
+from pkv.wording import count_of, verb
 
 KERNELS = ("tensor-core", "cuda-core")
 LEAST_SPLIT = 128  # tokens; a page may be longer
@@ -63,7 +64,8 @@ def fault_of_lengths(lengths: Int32Array, shape: Shape) -> str | None:
     """Why FlashInfer cannot decode rows of these lengths at once, or None if it can."""
     n_slots = int((-(-lengths.astype(np.int64) // shape.page_size)).sum()) * shape.page_size
     if n_slots >= MOST_SLOTS:
-        return f"lengths: {len(lengths)} rows use pages of {n_slots} tokens in all, and FlashInfer counts in 32 bits"
+        rows = f"{count_of(len(lengths), 'row')} {verb(len(lengths), 'use')}"
+        return f"lengths: {rows} pages of {n_slots} tokens in all, and FlashInfer counts in 32 bits"
     return None
 
 

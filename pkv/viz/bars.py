@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pkv.viz.rowstyles import STYLES, Patches, draw_legend
-from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, count_of, text_width
+from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
+from pkv.wording import count_of
 
 BAR, PITCH = 15, 21
 MOST_LEFT = 220.0  # room for names

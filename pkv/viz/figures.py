@@ -30,6 +30,7 @@ from pkv.viz.resultscurves import draw_growth, draw_layers
 from pkv.viz.resultsratios import draw_ratios, draw_stream
 from pkv.viz.rowfigures import bounds, one_row
 from pkv.viz.svg import Picture
+from pkv.wording import count_of
 
 SIZES = re.compile(
     r"(\w+)\((\d+)(?:,(\d{1,9})(k?))?\)"
@@ -88,7 +89,7 @@ def layers(records: Records) -> Picture:
         return geomean(of_load[engine].layer_us(n_layers) for of_load in common) or math.nan
 
     curves = {engine: [(n, cost(engine, n)) for n in LAYERS] for engine in kept}
-    return draw_layers(curves, f"Geometric means over {len(common)} loads. {where(records)}.", MOST_CURVES)
+    return draw_layers(curves, f"Geometric means over {count_of(len(common), 'load')}. {where(records)}.", MOST_CURVES)
 
 
 def regimes(records: Records) -> Picture:

@@ -13,7 +13,7 @@ from pkv.bench.goals import ENGINE, Goal
 from pkv.bench.records import Run
 from pkv.bench.results import commit_of, machine_of
 from pkv.viz.machinespage import prose
-from pkv.viz.svg import count_of
+from pkv.wording import count_of
 
 COMMAND = "python -m pkv.viz docs/goals.md"
 MOST_NAMED = 12  # loads that miss a goal

@@ -11,7 +11,8 @@ from pkv.bench.results import FLASHINFER, Result, Results, geomean, grouped, ove
 from pkv.stages import STAGES
 from pkv.viz.ladder import LADDER, TIE, Gain, Gains, claim, draw_gains, summary_of
 from pkv.viz.needs import Missing, where
-from pkv.viz.svg import Picture, count_of
+from pkv.viz.svg import Picture
+from pkv.wording import count_of
 
 MOST_LOADS = 24  # of more, kinds of loads are drawn
 BEST = "the best of FlashInfer"
@@ -30,7 +31,7 @@ def gains(records: Records) -> Picture:
     shown = found if len(found) <= MOST_LOADS else by_kind(found)
     note = f"GPU time of a layer, planning not counted. {where(records)}."
     if shown is not found:
-        note = f"Geometric means of {len(found)} loads, by kind. {note}"
+        note = f"Geometric means of {count_of(len(found), 'load')}, by kind. {note}"
     columns = summary_of(found) | {"the host plans a step": plans_of(results, found)}
     return draw_gains({"": shown}, BEST, claim(found, BEST), note, columns)
 

@@ -17,7 +17,8 @@ from pkv.bench.results import parts as parts_of
 from pkv.viz.ladder import Gain, counts_of, draw_gains
 from pkv.viz.paperfigures import card_of
 from pkv.viz.resultscales import times_in_words
-from pkv.viz.svg import Picture, count_of
+from pkv.viz.svg import Picture
+from pkv.wording import count_of
 
 RIVAL = "FlashInfer's tensor-core kernel"
 COMMAND = "python -m pkv.viz docs/machines.md"

@@ -2,7 +2,7 @@
 
 from pkv.bench.records import Records
 from pkv.bench.results import differing, machine_of
-from pkv.viz.svg import count_of
+from pkv.wording import count_of
 
 
 class Missing(ValueError):

@@ -11,7 +11,8 @@ import numpy as np
 
 from pkv.cache import PagedKVCache
 from pkv.viz.holding import Holders, checked_highlight, claim, holders_of, n_filled_by
-from pkv.viz.svg import GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, count_of, text_width
+from pkv.viz.svg import GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width
+from pkv.wording import count_of
 
 MOST_ROWS = 6
 MOST_PAGES_OF_A_ROW = 8

@@ -17,7 +17,8 @@ from pkv.stages.s4_adaptive import OWN, POLICIES
 from pkv.viz.bars import draw_regret
 from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
-from pkv.viz.svg import Picture, count_of
+from pkv.viz.svg import Picture
+from pkv.wording import count_of
 
 LADDER = (*OWN, RIVAL_HERE)
 

@@ -13,7 +13,8 @@ import numpy as np
 
 from pkv.plans import Launch, Plan
 from pkv.viz.plandrawing import launches_in_words
-from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, count_of, text_width, verb
+from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, text_width
+from pkv.wording import count_of, verb
 
 LEFT = 84  # room for the words beside the line of those that reside at once
 LEVEL = 17  # height of one program, so that its row can be read
@@ -98,7 +99,7 @@ def _claim(plan: Plan, busy: list[int], n_with_tokens: int) -> str:
     head = f"{plan.stage}: {count_of(n_programs, 'program')}"
     head += f", {n_empty:,} of them without a token" if n_empty else ""
     idle = n_sms - min(busy)
-    all_busy = f"each of the {n_sms} SMs gets work" if n_sms > 1 else "the one SM gets work"
+    all_busy = f"each of the {count_of(n_sms, 'SM')} gets work" if n_sms > 1 else "the one SM gets work"
     found = f"{idle} of {count_of(n_sms, 'SM')} {verb(idle, 'get')} no token to read" if idle else all_busy
     if len(busy) == 1:
         return f"{head}: {found}"

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from pkv.plans import Launch, Plan
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of
-from pkv.viz.svg import GREY, INK, SMALL, WIDTH, Picture, Sheet, count_of, text_width, verb
+from pkv.viz.svg import GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
+from pkv.wording import count_of, verb
 
 LEFT, RIGHT = 78, 12
 ROOM = WIDTH - LEFT - RIGHT
@@ -174,4 +175,4 @@ def _heads(plan: Plan) -> str:
     heads = count_of(shape.n_kv_heads, "KV head")
     if shape.grid_heads == shape.n_kv_heads:
         return f"{heads}: each item is launched once per KV head"
-    return f"{heads}: each item is launched {shape.grid_heads // shape.n_kv_heads} times per KV head"
+    return f"{heads}: each item is launched {count_of(shape.grid_heads // shape.n_kv_heads, 'time')} per KV head"

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pkv.viz.resultscales import positive, some, times_in_words, us_in_words
 from pkv.viz.rowstyles import Patches
-from pkv.viz.svg import INK, SMALL, WIDTH, Picture, Sheet, count_of, text_width
+from pkv.viz.svg import INK, SMALL, WIDTH, Picture, Sheet, text_width
+from pkv.wording import count_of
 
 BAR, PITCH = 15, 21
 NUMBERS = 130.0  # room for the values behind the longest bar

@@ -6,7 +6,8 @@ A plan of 300 us and 90 us of GPU time a layer: 390 us in a model of one layer, 
 from collections.abc import Mapping, Sequence
 
 from pkv.viz.resultscales import draw_curves, points_of, room_for, some, times_in_words, us_in_words
-from pkv.viz.svg import WIDTH, Picture, Sheet, count_of
+from pkv.viz.svg import WIDTH, Picture, Sheet
+from pkv.wording import count_of
 
 LEFT = 62
 OWN, FLAT = "stream_k", 1.05
@@ -27,7 +28,9 @@ def draw_layers(costs: Mapping[str, Sequence[tuple[float, float]]], note: str = 
         cheapest = sorted(checked, key=lambda engine: (engine not in named, checked[engine][-1][1]))[:most]
         shown = {engine: checked[engine] for engine in sorted(cheapest, key=lambda engine: checked[engine][-1][1])}
         many = count_of(int(max(points[-1][0] for points in checked.values())), "layer")
-        notes += [f"{len(shown)} of {len(checked)} engines: the cheapest with {many}, and those named above."]
+        notes += [
+            f"{len(shown)} of {count_of(len(checked), 'engine')}: the cheapest with {many}, and those named above."
+        ]
     notes += [note] if note else []
     sheet = Sheet()
     sheet.heading(title, [" ".join(notes)])

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pkv.viz.svg import GREY, INK, PALETTE, SMALL, Sheet, count_of, text_width
+from pkv.viz.svg import GREY, INK, PALETTE, SMALL, Sheet, text_width
+from pkv.wording import count_of
 
 MERGE, EMPTY = -1, -2  # keys beside the rows' own
 OPACITY = 0.8

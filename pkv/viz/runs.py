@@ -15,7 +15,8 @@ import numpy.typing as npt
 from pkv.plans import Plan
 from pkv.stages.s5_stream_k_runs import RULES, line_of
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of
-from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, count_of, text_width, verb
+from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
+from pkv.wording import count_of, verb
 
 LEFT, MERGE_ROOM, STATE_ROOM = 66.0, 146.0, 34.0
 MOST_LANES = 96
@@ -147,8 +148,8 @@ def _notes(plan: Plan, lanes: list[Lane]) -> list[str]:
     idle = plan.n_programs - len(lanes)
     what = "run" if plan.stage == STAGE else "program"
     notes = [
-        f"A lane is a {what}, from left to right. A unit: a tile of {plan.tile} tokens, in its row's colour; "
-        f"hollow: the {RULES.START_UNITS} units that a row's start counts for."
+        f"A lane is a {what}, from left to right. A unit: a tile of {count_of(plan.tile, 'token')}, in its row's "
+        f"colour; hollow: the {RULES.START_UNITS} units that a row's start counts for."
     ]
     if plan.stage == STAGE:
         if lanes[-1].n_units < lanes[0].n_units:
@@ -164,7 +165,10 @@ def _notes(plan: Plan, lanes: list[Lane]) -> list[str]:
                          f"{RULES.LEAST_UNITS} units.")  # fmt: skip
     elif idle:
         notes.append(f"{count_of(idle, 'program')} without a token {verb(idle, 'are')} left out.")
-    notes.append(f"Each lane is launched {plan.shape.grid_heads} times, for {plan.shape.n_kv_heads} KV heads.")
+    notes.append(
+        f"Each lane is launched {count_of(plan.shape.grid_heads, 'time')}, for "
+        f"{count_of(plan.shape.n_kv_heads, 'KV head')}."
+    )
     if len(lanes) > MOST_LANES:
         notes.append(f"The first {MOST_LANES} of {len(lanes):,} lanes are drawn.")
     return [" ".join(notes)]

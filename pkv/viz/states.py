@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 
 from pkv.merging import merge
-from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, count_of, text_width
+from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
+from pkv.wording import count_of
 
 LEFT, RIGHT = 68, 152
 State = tuple[float, float]  # out, lse
@@ -150,7 +151,7 @@ def draw_merge(
     )  # fmt: skip
     if n_steps < len(parts):
         so_far = ", ".join(f"out {out:.4g}, lse {lse:.4g}" for out, lse in ends)
-        title = f"{way.capitalize()}, {n_steps} of {len(parts)} states taken: so far {so_far}"
+        title = f"{way.capitalize()}, {n_steps} of {count_of(len(parts), 'state')} taken: so far {so_far}"
     notes = ["Top: the parts on their tokens. Each line below: the tokens merged so far, and their state."]
     notes += filter(None, [fault])
     sheet = Sheet()

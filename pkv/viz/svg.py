@@ -151,25 +151,6 @@ class Sheet:
         return Picture(head + "\n".join(["", *self.shapes, "</svg>"]) + "\n", alt)
 
 
-def count_of(n: int, word: str) -> str:
-    """`n` things in words.
-
-    >>> count_of(1, "row"), count_of(1200, "row"), count_of(2, "launch"), count_of(2, "entry")
-    ('1 row', '1,200 rows', '2 launches', '2 entries')
-    """
-    plural = f"{word[:-1]}ies" if word.endswith("y") else f"{word}es" if word.endswith("ch") else f"{word}s"
-    return f"{n:,} {word if n == 1 else plural}"
-
-
-def verb(n: int, plural: str) -> str:
-    """What `n` things do.
-
-    >>> verb(1, "become"), verb(2, "become"), verb(1, "are")
-    ('becomes', 'become', 'is')
-    """
-    return plural if n != 1 else "is" if plural == "are" else f"{plural}s"
-
-
 def token_ticks(longest: int, n_most: int = 8) -> list[int]:
     """Round token counts from 0 to `longest`, at most n_most steps apart; powers of two, as pages and tiles are.
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from pkv.costs import slots_per_sm
 from pkv.simulation import Timeline
-from pkv.viz.svg import count_of, verb
+from pkv.wording import count_of, verb
 
 LONE = 0.05  # of the step: a row that is read alone for longer is the claim
 

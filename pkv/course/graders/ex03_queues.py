@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
+from pkv.wording import count_of, verb
 
 Item = tuple[int, int, int]  # row, begin, end
 Bounds = Callable[[int, int], list[tuple[int, int]]]  # of tiles, for each split
@@ -78,16 +79,17 @@ def fault_of_cover(case: Case, got: Any) -> tuple[str, str]:
     if items is None:
         return "", ""
     lengths, n_splits, tile = case.arguments
+    n_rows = f"there {verb(len(lengths), 'are')} {count_of(len(lengths), 'row')}"
     for row, begin, end in items:
         if not 0 <= row < len(lengths):
-            return "no_such_row", f"an item is of row {row}: the {len(lengths)} rows are counted from 0"
+            return "no_such_row", f"an item is of row {row}: {n_rows}, counted from 0"
         if begin < 0 or end > lengths[row]:
-            return "past_end", f"row {row} has {lengths[row]} tokens, and an item of it is {begin}:{end}"
+            return "past_end", f"row {row} has {count_of(lengths[row], 'token')}, and an item of it is {begin}:{end}"
     for row, length in enumerate(lengths):
         mine = Counter(token for owner, begin, end in items if owner == row for token in range(begin, end))
         wrong = next((token for token in range(length) if mine[token] != 1), None)
         if wrong is not None and mine[wrong]:
-            return "token_twice", f"token {wrong} of row {row} lies in {mine[wrong]} items"
+            return "token_twice", f"token {wrong} of row {row} lies in {count_of(mine[wrong], 'item')}"
         if wrong is not None:
             return "token_lost", f"token {wrong} of row {row} lies in no item"
     if sorted(items) != items:
