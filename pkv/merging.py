@@ -31,7 +31,9 @@ def merge(states: Sequence[State]) -> State:
     """Merge states of disjoint token sets into one, exactly; empty states are neutral.
 
     states: pairs (out [..., head_dim], lse [...]) of equal shapes, lse in natural log (base-2 values of other engines
-    times ln 2). Returns (out, lse) in out's dtype and fp32 (fp64 for fp64 input); all empty: out 0, lse -inf.
+    times ln 2). A state is empty where its lse is -inf, whatever its out holds, or +inf with an out of 0, which is
+    FlashAttention's mark. Any other lse of +inf is an overflow: it gives NaN, and so does an lse of NaN.
+    Returns (out, lse) in out's dtype and fp32 (fp64 for fp64 input); all empty: out 0, lse -inf. Gradients flow.
     Raises ValueError for no states or unequal shapes.
 
     >>> out, lse = merge([(torch.ones(1, 1), torch.zeros(1)), (torch.zeros(1, 1), torch.full((1,), -torch.inf))])
@@ -57,6 +59,7 @@ def merge(states: Sequence[State]) -> State:
     wide = torch.promote_types(states[0][0].dtype, torch.float32)
     outs = torch.stack([out.to(wide) for out, _ in states])
     lses = torch.stack([lse.to(wide) for _, lse in states])
+    lses = torch.where((lses == torch.inf) & (outs == 0.0).all(-1), -torch.inf, lses)
     largest = lses.amax(0)
     # with every state empty, -inf - -inf would be NaN: any finite base gives weights exp(-inf) = 0
     base = torch.where(largest == -torch.inf, 0.0, largest)

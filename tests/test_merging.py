@@ -170,6 +170,34 @@ def test_lse_far_apart_and_large():
     assert lse.item() == pytest.approx(1e4 + math.log(2))
 
 
+def test_an_lse_of_plus_infinity_marks_an_empty_state():
+    """FlashAttention's mark, with an out of 0; any number of them, in any place, beside ours."""
+    empties = [state(0.0, INF), state(math.nan, -INF), state(0.0, INF)]
+    for full in ([state(2.0, 0.7)], [state(2.0, 0.7), state(4.0, 0.7)]):
+        want, want_lse = pkv.merge(full)
+        for states in itertools.permutations([*empties, *full]):
+            out, lse = pkv.merge(states)
+            torch.testing.assert_close(out, want, atol=1e-6, rtol=0)
+            torch.testing.assert_close(lse, want_lse, atol=1e-6, rtol=0)
+    for only in ([empties[0]], empties):
+        out, lse = pkv.merge(only)
+        assert ((out == 0).all(), lse.item()) == (True, -INF)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("bad", [state(2.0, INF), state(math.nan, INF), state(2.0, math.nan), state(0.0, math.nan)])
+def test_an_overflow_is_not_taken_for_an_empty_state(bad):
+    """Elsewhere, other rows are as they were."""
+    good = state(3.0, 0.5)
+    both = [torch.cat(sides) for sides in zip(bad, good, strict=True)]
+    for states in ([both, [torch.cat([x, x]) for x in good]], [[torch.cat([x, x]) for x in good], both]):
+        out, lse = pkv.merge(states)
+        assert out[0].isnan().all()
+        assert lse[0].isnan()
+        assert torch.equal(out[1], good[0][0])
+        assert lse[1].item() == pytest.approx(0.5 + math.log(2))
+
+
 def test_tokens_one_by_one():
     """Ten states of one token each are the state of ten tokens."""
     q, cache = batch(Case("ten", [10]), torch.float32)
