@@ -4,7 +4,8 @@ Every kernel file starts with `from pkv._triton import tl, triton`. So `import p
 Triton is not installed, and a stage keeps its plan and its kernel in one file.
 
 Triton decides at import time whether kernels are compiled for a GPU or interpreted on the CPU. This module decides it
-first: without a visible GPU it chooses the interpreter. A `TRITON_INTERPRET` set by the user is honoured.
+first: without a visible GPU it chooses the interpreter. A `TRITON_INTERPRET` set by the user is honoured. One that is
+set here is taken back once Triton has read it: a process that is started from this one chooses for itself.
 """
 
 import os
@@ -16,11 +17,12 @@ import torch
 from pkv.fast_interpreter import replace_builtins_once_a_launch
 
 _IMPORTED_BEFORE = "triton" in sys.modules
-_SET_BY_USER = "TRITON_INTERPRET" in os.environ
+_VARIABLE = "TRITON_INTERPRET"
+_SET_BY_USER = os.environ.get(_VARIABLE)
 GPU_VISIBLE = torch.cuda.is_available()
 
-if not GPU_VISIBLE and not _SET_BY_USER and not _IMPORTED_BEFORE:
-    os.environ["TRITON_INTERPRET"] = "1"
+if not GPU_VISIBLE and _SET_BY_USER is None and not _IMPORTED_BEFORE:
+    os.environ[_VARIABLE] = "1"
 
 MISSING: str | None = None
 try:
@@ -56,6 +58,11 @@ def _interpreted() -> bool:
 INTERPRETED = _interpreted()
 if INTERPRETED:
     replace_builtins_once_a_launch(sys.modules[type(tl.sum).__module__], tl)
+    triton.knobs.runtime.interpret = True  # for kernels to come, whatever the variable says then; it sets that, too
+if _SET_BY_USER is None:
+    os.environ.pop(_VARIABLE, None)
+else:
+    os.environ[_VARIABLE] = _SET_BY_USER
 
 MOST_COMPILED = 4096
 MOST_PARTS = 16  # functions of others: each time that a learner's file is read anew, it makes another
@@ -114,8 +121,8 @@ def why_not_launchable(device: torch.device) -> str | None:
         )
     if INTERPRETED and not triton.knobs.runtime.interpret:
         return (
-            "TRITON_INTERPRET was changed after pkv was imported, and Triton cannot leave its interpreter any more: "
-            "set it back to 1, or restart the kernel with the value you want."
+            "triton.knobs.runtime.interpret was changed after pkv was imported, and Triton cannot leave its "
+            "interpreter any more: set it back to True, or restart the kernel with TRITON_INTERPRET=0."
         )
     if device.type == "cuda" or INTERPRETED:
         return None
@@ -130,9 +137,8 @@ def why_not_launchable(device: torch.device) -> str | None:
             "restart the kernel and import pkv first (or set TRITON_INTERPRET=1 before triton is imported)."
         )
     return (
-        "there is no GPU, and TRITON_INTERPRET is set to "
-        f"{os.environ.get('TRITON_INTERPRET')!r}, which switches the interpreter off: unset it (or set it to 1), "
-        "then restart the kernel and import pkv first."
+        f"there is no GPU, and TRITON_INTERPRET was set to {_SET_BY_USER!r} when pkv was imported, which switches the "
+        "interpreter off: unset it (or set it to 1), then restart the kernel and import pkv first."
     )
 
 

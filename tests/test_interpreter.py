@@ -29,6 +29,22 @@ def attempt(stage="split_kv"):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 """
+KERNEL = """
+import torch
+import pkv
+from pkv._triton import tl, triton
+
+
+@triton.jit
+def double(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) * 2)
+
+
+def doubled():
+    x = torch.tensor([3.0])
+    double[(1,)](x)
+    return x.item()
+"""
 START = "import torch\nimport pkv\n" + DECODE
 ON_CPU = pytest.mark.skipif(DEVICE.type != "cpu", reason="interprets only where there is no GPU")
 
@@ -37,9 +53,30 @@ ON_CPU = pytest.mark.skipif(DEVICE.type != "cpu", reason="interprets only where 
 
 
 def test_without_a_gpu_importing_pkv_is_enough(fresh):
-    done = fresh(START + "import os\nprint(pkv.INTERPRETED, os.environ['TRITON_INTERPRET'], attempt())")
-    assert done.out.split() == ["True", "1", "19.5"]
+    done = fresh(START + "print(pkv.INTERPRETED, attempt())")
+    assert done.out.split() == ["True", "19.5"]
     assert done.err == ""
+
+
+@pytest.mark.parametrize(("value", "has_triton"), [(None, True), (None, False), ("true", True)])
+def test_the_environment_is_left_as_the_user_had_it(fresh, value, has_triton):
+    """A process started from this one may have a GPU: it chooses for itself."""
+    code = (
+        ("" if has_triton else "import sys\nsys.modules['triton'] = None\n")
+        + START
+        + "import os\nprint(os.environ.get('TRITON_INTERPRET'), attempt('reference'))"
+    )
+    assert fresh(code, TRITON_INTERPRET=value).out.split() == [str(value), "19.5"]
+
+
+def test_kernels_written_after_pkv_are_interpreted_too(fresh, tmp_path):
+    """And so are those of a child of this process without a GPU, by its own choice."""
+    (tmp_path / "kernels.py").write_text(KERNEL)
+    code = "import torch, pkv, sys\n" + f"sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += "import kernels\nprint(kernels.doubled())\n"
+    code += "import multiprocessing\n"
+    code += "print(multiprocessing.get_context('spawn').Pool(1).apply(kernels.doubled))"
+    assert fresh(code).out.split() == ["6.0", "6.0"]
 
 
 def test_torch_imported_before_is_fine(fresh):
@@ -53,7 +90,7 @@ def test_a_setting_of_the_user_is_honoured(fresh, value):
     assert kept == value
     assert reference == "19.5"
     if value == "0":
-        assert got.startswith("RuntimeError: there is no GPU, and TRITON_INTERPRET is set to '0'")
+        assert got.startswith("RuntimeError: there is no GPU, and TRITON_INTERPRET was set to '0'")
         assert "unset it (or set it to 1)" in got
         assert REMEDY in got
         assert "active drivers" not in got
@@ -79,11 +116,17 @@ def test_a_variable_set_after_pkv_changes_nothing(fresh):
     assert fresh(code).out.strip() == "19.5"
 
 
-@pytest.mark.parametrize("change", ["os.environ['TRITON_INTERPRET'] = '0'", "del os.environ['TRITON_INTERPRET']"])
-def test_a_variable_taken_away_after_pkv_is_named(fresh, change):
-    got = fresh(START + f"import os\n{change}\nprint(attempt())\nprint(attempt('reference'))").out.splitlines()
-    assert got[0].startswith("RuntimeError: TRITON_INTERPRET was changed after pkv was imported")
-    assert "set it back to 1, or restart" in got[0]
+def test_a_variable_changed_after_pkv_changes_nothing(fresh):
+    code = START + "import os\nos.environ['TRITON_INTERPRET'] = '0'\nprint(attempt(), attempt('reference'))\n"
+    code += "del os.environ['TRITON_INTERPRET']\nprint(attempt())"
+    assert fresh(code, TRITON_INTERPRET="1").out.split() == ["19.5"] * 3
+
+
+def test_a_setting_of_triton_changed_after_pkv_is_named(fresh):
+    change = "import triton\ntriton.knobs.runtime.interpret = False\n"
+    got = fresh(START + f"{change}print(attempt())\nprint(attempt('reference'))").out.splitlines()
+    assert got[0].startswith("RuntimeError: triton.knobs.runtime.interpret was changed after pkv was imported")
+    assert "set it back to True, or restart" in got[0]
     assert got[1] == "19.5"
 
 
