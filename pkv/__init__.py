@@ -21,6 +21,7 @@ from pkv.shapes import Shape
 from pkv.simulation import Timeline, simulate
 from pkv.stages import STAGES
 from pkv.stages.s4_adaptive import explain
+from pkv.tracers import uncompiled
 
 __version__ = "0.1.0"
 __all__ = [
@@ -40,6 +41,9 @@ __all__ = [
     "run",
     "simulate",
 ]
+
+# What is plain torch may be compiled; all else runs kernels, or computes with numpy on the host.
+uncompiled(decode, explain, plan, run, simulate, *(x for x in globals().values() if isinstance(x, type)))
 
 if "IPython" in sys.modules:  # in a notebook a plan draws itself
     from pkv.viz.notebook import register

@@ -47,7 +47,7 @@ class Yardstick:
         self.lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64, device=q.device)
         eager_err = eager_err_lse = score_band = 0.0
         eps, eps32 = torch.finfo(q.dtype).eps, torch.finfo(torch.float32).eps
-        for row in range(q.shape[0]):
+        for row in cache.active_rows:
             k, v = cache.gather(row)
             if not len(k):
                 continue

@@ -13,6 +13,7 @@ from pkv.cache import PagedKVCache
 from pkv.configs import LARGEST_HEAD_DIM
 from pkv.plans import Plan, int_lengths
 from pkv.shapes import Shape
+from pkv.tracers import refuse_tracers
 from pkv.wording import count_of
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -46,6 +47,7 @@ def check_arrays(q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None)
     """q, cache and out fit each other: types, ranks, sizes, dtypes, devices."""
     if not isinstance(cache, PagedKVCache):
         raise TypeError(f"cache must be a pkv.PagedKVCache, got {type(cache).__name__}")
+    refuse_tracers("decoding", q=q, out=out, k_pages=cache.k_pages, v_pages=cache.v_pages, lengths=cache.lengths)
     if not isinstance(q, torch.Tensor) or q.ndim != 3:
         found = list(q.shape) if isinstance(q, torch.Tensor) else type(q).__name__
         raise ValueError(

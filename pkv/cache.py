@@ -12,7 +12,7 @@ row's pages may hold anything and never reach a result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,7 +21,12 @@ from torch import Tensor
 
 from pkv.checks import Ints, at_least, check_tensor, host_ints
 from pkv.pagedtensors import PagedTensors, upload
-from pkv.paging import PagePool
+from pkv.paging import PagePool, undoing
+from pkv.shapes import dtype_named
+from pkv.tracers import refuse_tracers
+
+NOT_OWNED = """this cache was built from tensors and does not own its pages: write pages, block_table and lengths \
+yourself, or build the cache with PagedKVCache.empty or PagedKVCache.from_dense"""
 
 
 class PagedKVCache(PagedTensors):
@@ -36,7 +41,17 @@ class PagedKVCache(PagedTensors):
 
     A cache built here reads tensors that someone else manages. `empty` and `from_dense` build one that owns its pages
     and can `add`, `append`, `fork` and `free` rows. Each of these succeeds, or raises ValueError with nothing changed;
-    it does not wait for a GPU, and adds 1 to `version`. They run on the host: do not capture them in a CUDA graph.
+    it does not wait for a GPU, and adds 1 to `version`. They run on the host: do not capture them in a CUDA graph. They
+    store numbers, not where these come from: no gradient flows back.
+
+    Threads may change, read and decode it at once; each waits for its turn (on a GPU until the one before has launched:
+    streams are the caller's to order). For several reads that must agree, a pickle or a copy, hold changes back by
+    `with cache.unchanged():`. A child of os.fork() refuses a cache that was just then being changed.
+
+    A change takes as long as what it changes, whatever the size of the pool. It refuses to build on tables that were
+    edited in place: at all, if torch counts the edit (`cache.lengths += 1`); on a CPU also behind torch's back (by
+    `.numpy()`, or a kernel of your own), in any length, in the last page of each row that `append` extends, or in any
+    page of the row that `fork` or `free` is given.
 
     Raises TypeError or ValueError naming the argument and the remedy. Values are checked by `validate()`.
     """
@@ -64,7 +79,7 @@ class PagedKVCache(PagedTensors):
         n_kv_heads, head_dim = at_least(1, "n_kv_heads", n_kv_heads), at_least(1, "head_dim", head_dim)
         max_pages = n_pages if max_pages is None else at_least(1, "max_pages", max_pages)
         pool = PagePool(n_pages, page_size, at_least(0, "max_rows", max_rows), max_pages)
-        return cls._owning(pool, n_kv_heads, head_dim, dtype, torch.device(device), layout)
+        return cls._owning(pool, n_kv_heads, head_dim, dtype_named(dtype), torch.device(device), layout)
 
     @classmethod
     def from_dense(
@@ -117,13 +132,13 @@ class PagedKVCache(PagedTensors):
 
         Raises ValueError if there is no free row, or too few free pages or table columns.
         """
-        pool = self._owned_pool("add")
-        self._check_new_tokens(k, v, "len")
-        row, tokens = pool.open(len(k)), np.arange(len(k))
-        with _undoing(lambda: pool.close(row)):
-            self._write(pool.table[row, tokens // self.page_size], tokens % self.page_size, k, v)
-        self._publish(pool, [row])
-        return row
+        with self._changing("add") as pool:
+            self._check_new_tokens(k, v, "len")
+            row, tokens = pool.open(len(k)), np.arange(len(k))
+            with undoing(lambda: pool.close(row)):
+                self._write(pool.table[row, tokens // self.page_size], tokens % self.page_size, k, v)
+            self._publish(pool, row, pool.columns_of(row))
+            return row
 
     def append(self, k: Tensor, v: Tensor, rows: Ints | None = None) -> None:
         """Add one token to each of `rows`, k and v [len(rows), n_kv_heads, head_dim], in place.
@@ -131,46 +146,52 @@ class PagedKVCache(PagedTensors):
         Without `rows`: k and v [n_rows, n_kv_heads, head_dim], and inactive rows are skipped. Raises ValueError if a
         row repeats, is inactive or is full, or if there are too few free pages. `rows` on a GPU are copied to the host.
         """
-        pool = self._owned_pool("append")
-        if rows is None:
-            self._check_new_tokens(k, v, self.n_rows)
-            wanted = np.flatnonzero(pool.active)
-            if wanted.size < self.n_rows:
-                k, v = (x[upload(wanted, self.device)] for x in (k, v))
-        else:
-            wanted = np.array([self._check_row(row) for row in host_ints("rows", rows)], dtype=np.int64)
-            repeated = wanted[np.bincount(wanted)[wanted] > 1]
-            if repeated.size:
-                raise ValueError(f"rows names row {repeated[0]} more than once: append one token to it at a time")
-            self._check_new_tokens(k, v, wanted.size)
-        if wanted.size:
-            pages, slots, growing = pool.extend(wanted)
-            with _undoing(lambda: pool.retract(wanted, growing)):
-                self._write(pages, slots, k, v)
-            self._publish(pool, growing)
+        with self._changing("append") as pool:
+            if rows is None:
+                self._check_new_tokens(k, v, self.n_rows)
+                wanted = np.flatnonzero(pool.active)
+                if wanted.size < self.n_rows:
+                    k, v = (x[upload(wanted, self.device)] for x in (k, v))
+            else:
+                wanted = np.array([self._check_row(row) for row in host_ints("rows", rows)], dtype=np.int64)
+                repeated = wanted[np.bincount(wanted)[wanted] > 1]
+                if repeated.size:
+                    raise ValueError(f"rows names row {repeated[0]} more than once: append one token to it at a time")
+                self._check_new_tokens(k, v, wanted.size)
+            if wanted.size:
+                begun = wanted[pool.lengths[wanted] > 0]
+                self._check_entries_of("append", pool, begun, (pool.lengths[begun] - 1) // self.page_size)
+                pages, slots, growing = pool.extend(wanted)
+                with undoing(lambda: pool.retract(wanted, growing)):
+                    self._write(pages, slots, k, v)
+                self._publish(pool, growing, (pool.lengths[growing] - 1) // self.page_size)
 
     def fork(self, row: int) -> int:
         """Copy `row` to a new row and return its number: full pages are shared, a partial last page is copied.
 
         Raises ValueError if `row` is inactive, or no row or page is free.
         """
-        pool = self._owned_pool("fork")
-        row = self._check_row(row)
-        child = pool.fork(row)
-        n_full, n_partial = divmod(int(pool.lengths[row]), self.page_size)
-        if n_partial:
-            source, target = pool.table[row, n_full], pool.table[child, n_full]
-            with _undoing(lambda: pool.close(child)), torch.no_grad():
-                for x in (self.k_nhd, self.v_nhd):
-                    x[target, :n_partial] = x[source, :n_partial]
-        self._publish(pool, [child])
-        return child
+        with self._changing("fork") as pool:
+            row = self._check_row(row)
+            self._check_entries_of("fork", pool, row, pool.columns_of(row))
+            child = pool.fork(row)
+            n_full, n_partial = divmod(int(pool.lengths[row]), self.page_size)
+            if n_partial:
+                source, target = pool.table[row, n_full], pool.table[child, n_full]
+                with undoing(lambda: pool.close(child)), torch.no_grad():
+                    for x in (self.k_nhd, self.v_nhd):
+                        x[target, :n_partial] = x[source, :n_partial]
+            self._publish(pool, child, pool.columns_of(child))
+            return child
 
     def free(self, row: int) -> None:
         """Give `row` and its pages back; pages that a fork shares stay. Raises ValueError if `row` is inactive."""
-        pool = self._owned_pool("free")
-        pool.close(self._check_row(row))
-        self._publish(pool, [row])
+        with self._changing("free") as pool:
+            row = self._check_row(row)
+            columns = pool.columns_of(row)
+            self._check_entries_of("free", pool, row, columns)
+            pool.close(row)
+            self._publish(pool, row, columns)
 
     @classmethod
     def _owning(
@@ -184,41 +205,42 @@ class PagedKVCache(PagedTensors):
         cache._pool = pool
         return cache
 
-    def _owned_pool(self, method: str) -> PagePool:
-        """The pool, provided that there is one and that nobody has edited the tables it keeps."""
-        pool, edits = self._pool, self._count_edits()
+    @contextmanager
+    def _changing(self, method: str) -> Iterator[PagePool]:
+        """The pool, ours alone until the change is done."""
+        refuse_tracers(method)
+        pool = self._pool
         if pool is None:
-            raise ValueError(
-                f"{method}: this cache was built from tensors and does not own its pages: write pages, block_table and "
-                "lengths yourself, or build the cache with PagedKVCache.empty or PagedKVCache.from_dense"
-            )
-        # numpy can edit CPU tensors uncounted; on a GPU only a counted edit is worth waiting for the values.
-        if self.device.type == "cpu" or edits != self._seen_edits:
-            row = pool.edited_row(self.block_table.cpu().numpy(), self.lengths.cpu().numpy())
-            if row is not None:
-                raise ValueError(
-                    f"{method}: row {row} of lengths or block_table was edited in place, so its pages are unknown: "
-                    "undo the edit, or pass the tensors to PagedKVCache(...) and manage them yourself"
-                )
-            self._seen_edits = edits
-        return pool
+            raise ValueError(f"{method}: {NOT_OWNED}")
+        with self.unchanged():
+            edits = self._count_edits()
+            is_counted = edits != self._seen_edits
+            if is_counted or self.device.type == "cpu":  # on a GPU only a counted edit is worth waiting for the values
+                table = self.block_table.cpu().numpy() if is_counted else None
+                pool.check(method, self.lengths.cpu().numpy(), table)
+                self._seen_edits = edits
+            with pool.changing():
+                yield pool
+
+    def _check_entries_of(self, method: str, pool: PagePool, rows: int | np.ndarray, columns: np.ndarray) -> None:
+        if self.device.type == "cpu":  # numpy may have edited them, which torch does not count
+            pool.check_entries(method, self.block_table.numpy(), rows, columns)
 
     def _write(self, pages: np.ndarray, slots: np.ndarray, k: Tensor, v: Tensor) -> None:
         page_ids, slot_ids = upload(np.stack([pages, slots]).astype(np.int64), self.device)
+        if self.device.type != "meta":  # what is a view of the pages, such as a page to copy, is copied first
+            pools = [x.untyped_storage().data_ptr() for x in (self.k_pages, self.v_pages)]
+            k, v = (x.clone() if x.untyped_storage().data_ptr() in pools else x for x in (k, v))
         with torch.no_grad():
-            # what is a view of the pages, such as a page to copy, is copied first
-            k, v = (x.clone() if self._shares_pages(x) else x for x in (k, v))
             self.k_nhd[page_ids, slot_ids] = k
             self.v_nhd[page_ids, slot_ids] = v
 
-    def _shares_pages(self, x: Tensor) -> bool:
-        pools = [pages.untyped_storage().data_ptr() for pages in (self.k_pages, self.v_pages)]
-        return self.device.type != "meta" and x.untyped_storage().data_ptr() in pools
-
-    def _publish(self, pool: PagePool, rows: Sequence[int] | np.ndarray) -> None:
-        """Bring the table of `rows` and all lengths to the device, in place and without waiting for it."""
-        if len(rows):
-            self.block_table[upload(np.asarray(rows), self.device)] = upload(pool.table[rows], self.device)
+    def _publish(self, pool: PagePool, rows: int | np.ndarray, columns: np.ndarray) -> None:
+        """Bring these entries of the table and all lengths to the device, in place and without waiting for it."""
+        if columns.size:
+            entries = [np.broadcast_to(rows, columns.shape), columns, pool.table[rows, columns]]
+            row_ids, column_ids, pages = upload(np.stack(entries).astype(np.int64), self.device)
+            self.block_table[row_ids, column_ids] = pages.int()
         self.lengths.copy_(upload(pool.lengths, self.device))
         self._seen_edits = self._count_edits()
         self.version += 1
@@ -226,13 +248,3 @@ class PagedKVCache(PagedTensors):
     def _check_new_tokens(self, k: Tensor, v: Tensor, n_tokens: int | str) -> None:
         check_tensor("k", k, (n_tokens, self.n_kv_heads, self.head_dim), self.dtype, self.device)
         check_tensor("v", v, k.shape, self.dtype, self.device)
-
-
-@contextmanager
-def _undoing(undo: Callable[[], None]) -> Iterator[None]:
-    """Undo what the pool has noted already if writing the pages fails, for want of memory, say."""
-    try:
-        yield
-    except BaseException:
-        undo()
-        raise

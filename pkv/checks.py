@@ -3,41 +3,78 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from pkv.tracers import refuse_tracers
+
 LONGEST_ROW = 2**31 - 64  # tokens: the end of a row's last tile is an int32 too
 MOST_SPLITS = 2**16  # of a row; kernels cut rows in 32-bit arithmetic
-Ints: TypeAlias = Sequence[int] | np.ndarray | Tensor
+LARGEST_INT = 2**63 - 1
+Ints: TypeAlias = Sequence[int] | Iterator[int] | ValuesView[int] | np.ndarray | Tensor
 
 
 def at_least(minimum: int, name: str, value: int) -> int:
     """`value` as an int; TypeError if it is none, ValueError if it is too small."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-    value = int(operator.index(value))
+    value = as_int(name, value)
     if value < minimum:
         raise ValueError(f"{name} = {value} is too small: pass {minimum} or more")
     return value
 
 
-def host_ints(name: str, values: Ints) -> np.ndarray:
-    """`values` as a new int64 array of one dimension; a tensor on a GPU is waited for."""
-    if isinstance(values, Tensor):
-        values = values.detach().cpu().numpy()
+def as_int(name: str, value: Any) -> int:
+    """`value` as an int; TypeError for what is none: floats, even whole ones, and bools, which are no numbers here."""
+    is_bool = isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool)
     try:
-        array = np.asarray(values)
-    except ValueError:  # lists of unequal lengths
-        raise TypeError(f"{name} must be a flat list of ints, one per row") from None
+        if not is_bool:
+            return int(operator.index(value))
+    except (TypeError, RuntimeError):  # what has no index, or is a tensor of other numbers
+        pass
+    kind = type(value).__name__
+    raise TypeError(f"{name} must be an int, got {f'a {kind} of {value.dtype}' if isinstance(value, Tensor) else kind}")
+
+
+def host_ints(name: str, values: Ints) -> np.ndarray:
+    """`values` as a new int64 array of one dimension; a tensor on a GPU is waited for, an iterator read to its end."""
+    if isinstance(values, (Iterator, ValuesView)):
+        values = list(values)
+    array = _as_array(name, values)
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {list(array.shape)}, expected a flat list of ints, one per row")
-    if array.size and array.dtype.kind not in "iu":  # numpy takes an empty list for floats
+    kind = array.dtype.kind
+    if kind in "OUS" or (kind == "f" and all(type(value) is int for value in values)):
+        # no ints, or some that 64 bits cannot hold, for which numpy has objects, or floats
+        exact: Any = [as_int(f"{name}[{row}]", value) for row, value in enumerate(values)]
+        too_large = [row for row, value in enumerate(exact) if not -LARGEST_INT <= value <= LARGEST_INT]
+    elif kind == "b" or (kind in "iu" and isinstance(values, (list, tuple)) and bool in set(map(type, values))):
+        raise TypeError(f"{name} must be integers, got bool")  # numpy takes [True, 5] for [1, 5]
+    elif array.size and kind not in "iu":  # numpy takes an empty list for floats
         raise TypeError(f"{name} must be integers, got {array.dtype}")
-    return array.astype(np.int64)
+    else:
+        exact = array
+        too_large = np.flatnonzero(array > LARGEST_INT).tolist() if kind == "u" else []
+    for row in too_large[:1]:
+        raise ValueError(f"{name}[{row}] = {exact[row]} does not fit into 64 bits: no row is so long")
+    return np.array(exact, dtype=np.int64)
+
+
+def _as_array(name: str, values: Ints) -> np.ndarray:
+    """What numpy makes of them, provided that they have an order."""
+    if isinstance(values, Tensor):
+        refuse_tracers(name, **{name: values})
+        if values.is_floating_point():  # numpy does not know bfloat16
+            raise TypeError(f"{name} must be integers, got {str(values.dtype).removeprefix('torch.')}")
+        return values.detach().cpu().numpy()
+    if isinstance(values, (str, bytes, Set, Mapping)):
+        raise TypeError(f"{name} must be a flat list of ints, one per row, got a {type(values).__name__}")
+    try:
+        return np.asarray(values)
+    except ValueError:  # lists of unequal lengths
+        raise TypeError(f"{name} must be a flat list of ints, one per row") from None
 
 
 def check_tensor(
@@ -48,6 +85,7 @@ def check_tensor(
     device: torch.device | None = None,
 ) -> None:
     """Check shape (a word stands for any size), dtype and device (None for any)."""
+    refuse_tracers(name, **{name: x})
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}: make one with torch.tensor(...)")
     if x.ndim != len(shape) or any(want != size for want, size in zip(shape, x.shape) if not isinstance(want, str)):

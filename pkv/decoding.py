@@ -4,8 +4,7 @@ q, cache -> stage.plan(lengths, shape) -> Plan -> stage.launch(q, cache, plan, .
 """
 
 import functools
-import inspect
-import threading
+import warnings
 from typing import Any
 
 import torch
@@ -14,21 +13,30 @@ from pkv._triton import INTERPRETED, require_launchable
 from pkv.arguments import check_arrays, check_kernel_shape, check_plan, may_overlap, resolve_scale
 from pkv.cache import PagedKVCache
 from pkv.captures import is_capturing
-from pkv.checks import LONGEST_ROW, MOST_SPLITS, Ints, at_least
-from pkv.gpus import GpuProfile, gpu_of
+from pkv.checks import LONGEST_ROW, Ints
+from pkv.gpus import gpu_of
+from pkv.interpreting import launch_interpreted
 from pkv.merging import MOST_DIM_BLOCKS
+from pkv.options import checked_options, find_stage, options_of, unknown_argument
 from pkv.parts import Parts, first_to_take, taken
 from pkv.plans import Plan, int_lengths
 from pkv.ready import decode_again, kind_of, remember
 from pkv.shapes import Shape
-from pkv.stages import STAGES, TAKES
+from pkv.stages import TAKES
 from pkv.stages.s3_own_items import check_made_by, plan_by
 from pkv.stages.s4_adaptive import OWN
+from pkv.tracers import is_traced, refuse_tracers
 
 DEFAULT_STAGE = "stream_k"  # the best stage that needs nothing from the host
-DEFAULTS_WITH_PARTS = (DEFAULT_STAGE, "row_local", "workqueue")  # of these the first that takes them
+# Of decode(): in the interpreter programs run one after another, and stream_k has as many as a GPU, each with a search.
+DEFAULTS = ("row_local", "workqueue") if INTERPRETED else (DEFAULT_STAGE, "row_local", "workqueue")
 LARGEST_GRID = 2**31 - 1
-INTERPRETER_LOCK = threading.Lock()
+RUN_ARGUMENTS = ("scale", "out", "check", "parts")
+NO_GRADIENT = (
+    "q or the cache requires grad, but what pkv computes carries no gradient. Call it under torch.no_grad() if none is "
+    "needed; where one is, use torch.nn.functional.scaled_dot_product_attention."
+)
+_said: set[str] = set()  # warnings that a process gives once
 
 
 def plan(
@@ -42,9 +50,9 @@ def plan(
     """Decide who does which tiles, without a GPU.
 
     lengths: tokens per row, ints or an int tensor (a GPU tensor is copied to the host once). shape: see Shape, or
-    Shape.of(q, cache). Options by stage, e.g. split_kv: splits= (per row), tile= (tokens), gpu= (a profile's name or a
-    GpuProfile: decides default splits; default the GPU at hand, else "rtx3060"). parts: whose `plan` to ask in the
-    place of stage workqueue's own.
+    Shape.of(q, cache). stage: stream_k by default, the best on a GPU, wherever this runs. Options by stage, e.g.
+    split_kv: splits= (per row), tile= (tokens), gpu= (a profile's name or a GpuProfile: decides default splits; default
+    the GPU at hand, else "rtx3060"). parts: whose `plan` to ask in the place of stage workqueue's own.
     Raises ValueError / TypeError for an unknown stage or option, bad lengths, splits < 1.
 
     >>> print(plan([5, 40], Shape(4, 2, 64, 4, "float16"), "row_local", splits=2, gpu="rtx3060").items.tolist())
@@ -84,6 +92,7 @@ def run(
     out: torch.Tensor | None = None,
     check: bool = False,
     parts: Parts | None = None,
+    **unknown: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Execute a plan: attention of one token per row over the row's cached tokens.
 
@@ -92,16 +101,23 @@ def run(
     table), which waits for the GPU; values on the CPU are always checked. parts: somebody else's functions in the place
     of ours; one with a `plan` must have made this plan, by pkv.plan(..., parts=parts).
     Returns out [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads] (fp32, natural log). A row without tokens
-    gives 0 and -inf. Raises ValueError / TypeError, naming the argument and the row, before any launch.
+    gives 0 and -inf. Neither carries a gradient, whatever requires one. Another thread that changes the rows of a cache
+    that owns its pages waits meanwhile.
+    Raises ValueError / TypeError, naming the argument and the row, before any launch.
     """
+    for name in unknown:
+        raise unknown_argument(
+            f"pkv.run has no argument {name!r}; it has {', '.join(RUN_ARGUMENTS)}", name, RUN_ARGUMENTS
+        )
     check_arrays(q, cache, out)
-    check_plan(q, cache, plan, check)
-    if not plan._is_sound:
-        check_items(plan)
-    parts = taken(parts, plan.stage, TAKES)
-    if parts is not None and parts.plan is not None:
-        check_made_by(parts.plan, plan)
-    return _run(q, cache, plan, scale, out, check, parts)
+    with cache.unchanged():
+        check_plan(q, cache, plan, check)
+        if not plan._is_sound:
+            check_items(plan)
+        parts = taken(parts, plan.stage, TAKES)
+        if parts is not None and parts.plan is not None:
+            check_made_by(parts.plan, plan)
+        return _run(q, cache, plan, scale, out, check, parts)
 
 
 def _run(
@@ -109,6 +125,8 @@ def _run(
     parts: Parts | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """run(), with arguments that fit each other."""
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, cache.k_pages, cache.v_pages)):
+        _say_once(NO_GRADIENT)
     if check or q.device.type == "cpu":
         cache.validate()
     launch = find_stage("adaptive" if plan.fallback else plan.stage).launch
@@ -124,7 +142,7 @@ def _run(
     if not plan.has_tokens:  # nothing to read: no launch
         return out.zero_(), lse.fill_(-torch.inf)
     if INTERPRETED:
-        _launch_interpreted(launch, q, cache, plan, scale, out, lse)
+        launch_interpreted(launch, q, cache, plan, scale, out, lse)
     elif q.device.type == "cuda" and q.device.index != torch.cuda.current_device():
         with torch.cuda.device(q.device):
             launch(q, cache, plan, scale, out, lse)
@@ -133,21 +151,11 @@ def _run(
     return out, lse
 
 
-@torch.no_grad()
-def _launch_interpreted(
-    launch: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
-    """Triton's interpreter keeps global state, and rounds to bfloat16 wrongly: one thread at a time, torch rounds."""
-    target = torch.empty_like(out, dtype=torch.float32) if out.dtype == torch.bfloat16 else out
-    try:
-        with INTERPRETER_LOCK:
-            launch(q, cache, plan, scale, target, lse)
-    except Exception as error:
-        if not getattr(error, "__notes__", None):  # else a part is to blame
-            error.add_note("`pkv doctor` tests Triton's interpreter, and names versions that do not go together.")
-        raise
-    if target is not out:
-        out.copy_(target)
+def _say_once(text: str) -> None:
+    """Warn the caller of run() or decode(), once per process."""
+    if text not in _said:
+        _said.add(text)
+        warnings.warn(text, stacklevel=4)
 
 
 def check_items(plan: Plan) -> None:
@@ -182,37 +190,52 @@ def decode(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of one token per row over a paged KV cache: plan and run in one call.
 
-    q [n_rows, n_q_heads, head_dim]; see run() for scale, out and check, plan() for options. stage None: the best stage
-    that needs nothing from the host, so no synchronisation and safe to capture in a CUDA graph (call once before
-    capture, so that kernels are compiled). Stages planned on the host use cache.host_lengths, or copy the lengths from
-    the GPU once per call. parts: somebody else's tile loop, merge or schedule in the place of ours (see pkv.Parts);
-    stage None is then the best stage that takes them. Returns out, or (out, lse) with return_lse.
+    q [n_rows, n_q_heads, head_dim]; see run() for scale, out and check, plan() for options. stage None: the best where
+    it runs, stream_k on a GPU and row_local in Triton's interpreter. stream_k needs nothing from the host, so there is
+    no synchronisation, and it is safe to capture in a CUDA graph (call once before capture, so that kernels are
+    compiled). Stages planned on the host use cache.host_lengths, or copy the lengths from the GPU once per call. parts:
+    somebody else's tile loop, merge or schedule in the place of ours (see pkv.Parts); stage None is then the best stage
+    that takes them. Returns out, or (out, lse) with return_lse; neither carries a gradient, whatever requires one.
+
+    torch.compile runs it between two graphs. Threads may call it at once, and while others change the cache. What
+    records or transforms torch's calls (jit.trace, make_fx, export, vmap, grad) is refused by name.
     """
+    if is_traced():
+        refuse_tracers("decoding")
     kind = None if check or options or parts is not None else kind_of(q, cache, stage, scale, out)
     if (again := decode_again(kind, q, cache, out)) is not None:
         return again if return_lse else again[0]
     check_arrays(q, cache, out)
-    shape, name = Shape.of(q, cache), DEFAULT_STAGE if stage is None else stage
+    with cache.unchanged():
+        made, parts = _plan_for(q, cache, stage, check, parts, options)
+        result, lse = _run(q, cache, made, scale, out, check, parts)
+        if kind is not None:
+            module = find_stage(DEFAULTS[0] if stage is None else stage)
+            remember(kind, module, q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
+    return (result, lse) if return_lse else result
+
+
+def _plan_for(
+    q: torch.Tensor, cache: PagedKVCache, stage: str | None, check: bool, parts: Parts | None, options: dict[str, Any]
+) -> tuple[Plan, Parts | None]:
+    """The plan of a decode() of arguments that fit each other, and the parts that its stage takes."""
+    shape, name = Shape.of(q, cache), DEFAULTS[0] if stage is None else stage
     if parts is not None:
-        name = first_to_take(parts, DEFAULTS_WITH_PARTS, TAKES) if stage is None else stage
+        name = first_to_take(parts, DEFAULTS, TAKES) if stage is None else stage
         parts = taken(parts, name, TAKES)
     options = {"gpu": gpu_of(q.device), **checked_options(name, options)} if options else {"gpu": gpu_of(q.device)}
     if options.pop("dynamic", find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda"):
-        made = _capacity_plan(cache.n_rows, rounded_up(cache.capacity), shape, name, **options)
-    else:
-        lengths = cache.host_lengths
-        if is_capturing(q.device):
-            raise RuntimeError(
-                f"decode() plans stage {name!r} on the host at each call, and a captured CUDA graph would replay this "
-                "step's plan for ever: capture a stage that is planned on the GPU, such as stream_k, or pkv.run with a "
-                "plan of pkv.plan that ran once before"
-            )
-        made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, parts=parts, **options)
-        check_plan(q, cache, made, check)
-    result, lse = _run(q, cache, made, scale, out, check, parts)
-    if kind is not None:
-        remember(kind, find_stage(name), q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
-    return (result, lse) if return_lse else result
+        return _capacity_plan(cache.n_rows, rounded_up(cache.capacity), shape, name, **options), parts
+    lengths = cache.host_lengths
+    if is_capturing(q.device):
+        raise RuntimeError(
+            f"decode() plans stage {name!r} on the host at each call, and a captured CUDA graph would replay this "
+            "step's plan for ever: capture a stage that is planned on the GPU, such as stream_k, or pkv.run with a "
+            "plan of pkv.plan that ran once before"
+        )
+    made = plan(cache.lengths if lengths is None else lengths, shape, stage=name, parts=parts, **options)
+    check_plan(q, cache, made, check)
+    return made, parts
 
 
 def rounded_up(capacity: int) -> int:
@@ -231,39 +254,3 @@ def rounded_up(capacity: int) -> int:
 def _capacity_plan(n_rows: int, capacity: int, shape: Shape, stage: str, **options: Any) -> Plan:
     """A plan for rows of any length up to the table's capacity; the kernels read the true lengths."""
     return plan([min(capacity, LONGEST_ROW)] * n_rows, shape, stage=stage, dynamic=True, **options)
-
-
-def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, provided that the stage has them and their types are right; what is None is left out."""
-    find_stage(stage)
-    known = options_of(stage)
-    checked = {}
-    for name, value in options.items():
-        if name not in known:
-            raise TypeError(f"stage {stage!r} has no option {name!r}; it has {', '.join(known)}")
-        if value is None:
-            continue
-        if name in ("splits", "tile"):
-            value = at_least(1, name, value)
-        if name == "splits" and value > MOST_SPLITS:
-            raise ValueError(f"splits = {value} is above {MOST_SPLITS}: a row rarely gains from more than a hundred")
-        if name == "dynamic" and not isinstance(value, bool):
-            raise TypeError(f"dynamic must be True or False, got {value!r}")
-        if name == "gpu" and not isinstance(value, (str, GpuProfile)):
-            raise TypeError(f"gpu must be a profile's name or a pkv.GpuProfile, got {value!r}")
-        checked[name] = value
-    return checked
-
-
-@functools.cache
-def options_of(stage: str) -> list[str]:
-    """The options that a stage's plan() takes."""
-    parameters = inspect.signature(find_stage(stage).plan).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-
-
-def find_stage(name: str) -> Any:
-    """The module of a stage; ValueError lists the names there are."""
-    if not isinstance(name, str) or name not in STAGES:
-        raise ValueError(f"stage = {name!r} does not exist; choose one of {', '.join(STAGES)}")
-    return STAGES[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -10,6 +12,8 @@ from torch import Tensor
 
 from pkv.checks import Ints, at_least, check_tensor, host_ints
 from pkv.paging import PagePool, check_agreement, csr_positions, last_page_lengths, pages_used
+from pkv.shapes import dtype_named
+from pkv.tracers import refuse_tracers
 from pkv.wording import count_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
@@ -89,35 +93,54 @@ class PagedTensors:
         `lengths` is edited in place. An edit that torch does not count goes unnoticed: by a replayed CUDA graph, by a
         kernel of your own, or to a tensor made in inference mode. Give no host_lengths for lengths edited that way.
         """
-        known = self._given_lengths if self._pool is None else self._pool.lengths
-        if self.device.type == "cpu":
-            known = self.lengths.numpy()
-        elif known is None or self._count_edits()[1] != self._seen_edits[1]:
-            return None
-        copy = np.array(known, dtype=np.int32)
+        refuse_tracers("host_lengths", lengths=self.lengths)
+        with self.unchanged():
+            known = self._given_lengths if self._pool is None else self._pool.lengths
+            if self.device.type == "cpu":
+                known = self.lengths.numpy()
+            elif known is None or self._count_edits()[1] != self._seen_edits[1]:
+                return None
+            copy = np.array(known, dtype=np.int32)
         copy.flags.writeable = False
         return copy
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """`with cache.unchanged():` other threads wait before they change the rows of a cache that owns its pages."""
+        pool = self._pool
+        if pool is None:
+            yield
+            return
+        with pool.lock:
+            if pool.is_changing:
+                raise ValueError(
+                    "this process was forked while another thread was changing the cache, so what its rows hold is "
+                    "unknown here: build it anew, or fork while no thread changes it"
+                )
+            yield
 
     def validate(self) -> None:
         """Check the values of lengths, host_lengths and used table entries; waits for a GPU.
 
         Raises ValueError such as "lengths[3] = 70 needs 5 pages of 16, block table has 4: ...".
         """
-        lengths, known = self.lengths.cpu().numpy(), self.host_lengths
-        if known is not None:
-            check_agreement(known, lengths)
-        self._check_entries(pages_used(lengths, self.page_size, self.max_pages))
+        with self.unchanged():
+            known, lengths = self.host_lengths, self.lengths.cpu().numpy()
+            if known is not None:
+                check_agreement(known, lengths)
+            self._check_entries(pages_used(lengths, self.page_size, self.max_pages))
 
     def gather(self, row: int) -> tuple[Tensor, Tensor]:
         """Copies of the row's k and v [len, n_kv_heads, head_dim], in token order.
 
         On a GPU this waits for it if `host_lengths` is None.
         """
-        row = self._check_row(row)
-        length, n_used = self._lengths_and_pages(row, row + 1)
-        pages = self.block_table[row, : n_used[0]].long()
-        k, v = (x[pages].flatten(0, 1)[: length[0]] for x in (self.k_nhd, self.v_nhd))
-        return k, v
+        with self.unchanged():
+            row = self._check_row(row)
+            length, n_used = self._lengths_and_pages(row, row + 1)
+            pages = self.block_table[row, : n_used[0]].long()
+            k, v = (x[pages].flatten(0, 1)[: length[0]] for x in (self.k_nhd, self.v_nhd))
+            return k, v
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor]:
         """The table in FlashInfer's form: int32 (indptr [n_rows + 1], indices [indptr[-1]], last_page_len [n_rows]).
@@ -126,15 +149,17 @@ class PagedTensors:
         pages and 0. Lengths 3 and 10 with page size 4: ([0, 1, 4], [0, 1, 2, 3], [3, 2]). On a GPU this waits for it
         if `host_lengths` is None.
         """
-        lengths, n_used = self._lengths_and_pages(0, self.n_rows)
-        indptr, rows, columns = csr_positions(n_used)
-        last_page_len = np.where(lengths > 0, last_page_lengths(lengths, self.page_size), 0)
-        row_ids, column_ids = upload(np.stack([rows, columns]), self.device)
-        ends, last = (upload(x.astype(np.int32), self.device) for x in (indptr, last_page_len))
-        return ends, self.block_table[row_ids, column_ids], last
+        with self.unchanged():
+            lengths, n_used = self._lengths_and_pages(0, self.n_rows)
+            indptr, rows, columns = csr_positions(n_used)
+            last_page_len = np.where(lengths > 0, last_page_lengths(lengths, self.page_size), 0)
+            row_ids, column_ids = upload(np.stack([rows, columns]), self.device)
+            ends, last = (upload(x.astype(np.int32), self.device) for x in (indptr, last_page_len))
+            return ends, self.block_table[row_ids, column_ids], last
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """A cache over converted pages that owns none of them; what needs no conversion is shared, not copied."""
+        dtype = None if dtype is None else dtype_named(dtype)
         k_pages, v_pages = (x.to(device=device, dtype=dtype) for x in (self.k_pages, self.v_pages))
         block_table, lengths = (x.to(device=device) for x in (self.block_table, self.lengths))
         return type(self)(k_pages, v_pages, block_table, lengths, self.layout, self.host_lengths)
@@ -173,6 +198,7 @@ class PagedTensors:
 
     def _lengths_and_pages(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Lengths and page counts of rows [begin, end); waits for a GPU if the host does not know the lengths."""
+        refuse_tracers("reading a row's pages", lengths=self.lengths, k_pages=self.k_pages, v_pages=self.v_pages)
         known = self.host_lengths
         lengths = (self.lengths.cpu().numpy() if known is None else known)[begin:end]
         n_used = pages_used(lengths, self.page_size, self.max_pages, begin)
@@ -182,8 +208,8 @@ class PagedTensors:
 
     def _check_entries(self, n_used: np.ndarray, begin: int = 0) -> None:
         """Raise if a used table entry of the rows from `begin` on is no page of the pool; waits for a GPU."""
-        table = self.block_table[begin : begin + len(n_used)]
-        used = torch.arange(self.max_pages, device=self.device) < upload(n_used, self.device)[:, None]
+        table = self.block_table[begin : begin + len(n_used), : int(n_used.max(initial=0))]
+        used = torch.arange(table.shape[1], device=self.device) < upload(n_used, self.device)[:, None]
         bad = (used & ((table < 0) | (table >= self.n_pages))).nonzero()
         if len(bad):
             row, column = bad[0].tolist()

@@ -10,11 +10,13 @@ pages are shared (`ref_counts` 2), and page 3 is to receive the 2 tokens of page
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from pkv.checks import LONGEST_ROW
+from pkv.locks import Lock
 from pkv.wording import count_of, verb
 
 UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
@@ -57,7 +59,11 @@ def last_page_lengths(lengths: np.ndarray, page_size: int) -> np.ndarray:
 
 
 class PagePool:
-    """Free list, reference counts, and the host's copy of block table and lengths."""
+    """Free list, reference counts, and the host's copy of block table and lengths.
+
+    lock: held by whoever changes the pool, or relies on it to stay as it is. is_changing: between the beginning and the
+    end of a change; who holds the lock sees it only in a child of a fork that came in between.
+    """
 
     def __init__(
         self, n_pages: int, page_size: int, n_rows: int, max_pages: int, order: Iterable[int] | None = None
@@ -68,6 +74,11 @@ class PagePool:
         self.table = np.full((n_rows, max_pages), UNUSED, np.int32)
         self.lengths = np.zeros(n_rows, np.int32)
         self.active = np.zeros(n_rows, bool)
+        self.lock, self.is_changing = Lock(), False
+
+    def columns_of(self, row: int) -> np.ndarray:
+        """The columns of the table that `row` uses."""
+        return np.arange(-(-self.lengths[row] // self.page_size))
 
     def open(self, length: int) -> int:
         """Activate the lowest free row, with pages for `length` tokens."""
@@ -128,17 +139,43 @@ class PagePool:
 
     def close(self, row: int) -> None:
         """Deactivate `row`; its pages become free unless a fork still holds them."""
-        pages = self.table[row, : -(-self.lengths[row] // self.page_size)]
+        columns = self.columns_of(row)
+        pages = self.table[row, columns]
         self.ref_counts[pages] -= 1
         self.free_pages.extend(pages[self.ref_counts[pages] == 0].tolist())
-        self.table[row] = UNUSED
+        self.table[row, columns] = UNUSED
         self.lengths[row], self.active[row] = 0, False
 
-    def edited_row(self, table: np.ndarray, lengths: np.ndarray) -> int | None:
-        """The first row where `lengths` or a used entry of `table` differs from the pool's own; None if all agree."""
-        used = np.arange(self.max_pages) * self.page_size < self.lengths[:, None]
-        edited = (lengths != self.lengths) | ((table != self.table) & used).any(axis=1)
-        return int(np.argmax(edited)) if edited.any() else None
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around a change."""
+        self.is_changing = True
+        try:
+            yield
+        finally:
+            self.is_changing = False
+
+    def check(self, method: str, lengths: np.ndarray, table: np.ndarray | None) -> None:
+        """ValueError where `lengths`, or a used entry of `table`, if given, are not the pool's own."""
+        edited = lengths != self.lengths
+        if table is not None:
+            columns = slice(-(-self.lengths.max(initial=0) // self.page_size))
+            used = np.arange(columns.stop) * self.page_size < self.lengths[:, None]
+            edited |= ((table[:, columns] != self.table[:, columns]) & used).any(axis=1)
+        self._refuse_edited(method, edited)
+
+    def check_entries(self, method: str, table: np.ndarray, rows: int | np.ndarray, columns: np.ndarray) -> None:
+        """ValueError where these entries of `table` are not the pool's own."""
+        self._refuse_edited(method, table[rows, columns] != self.table[rows, columns], rows)
+
+    def _refuse_edited(self, method: str, edited: np.ndarray, rows: int | np.ndarray | None = None) -> None:
+        """edited [n] of `rows`, by default of all."""
+        if edited.any():
+            row = np.broadcast_to(np.arange(self.n_rows) if rows is None else rows, edited.shape)[edited.argmax()]
+            raise ValueError(
+                f"{method}: row {row} of lengths or block_table was edited in place, so its pages are unknown: "
+                "undo the edit, or pass the tensors to PagedKVCache(...) and manage them yourself"
+            )
 
     def _free_row(self) -> int:
         if self.active.all():
@@ -168,3 +205,13 @@ def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:
     if bad.size:
         row = bad[0]
         raise ValueError(f"host_lengths[{row}] = {known[row]}, lengths[{row}] = {lengths[row]}: pass the same, or None")
+
+
+@contextmanager
+def undoing(undo: Callable[[], None]) -> Iterator[None]:
+    """Undo what the pool has noted already if writing the pages fails, for want of memory, say."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise

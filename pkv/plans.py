@@ -24,6 +24,7 @@ from pkv.captures import is_capturing, keep_for_replays
 from pkv.checks import LONGEST_ROW, Ints, host_ints
 from pkv.counters import Counters, count
 from pkv.gpus import GpuProfile
+from pkv.locks import renew_properties
 from pkv.planchecks import as_table, first_fault
 from pkv.planjson import fields_from_json, plan_to_dict
 from pkv.shapes import Shape
@@ -43,6 +44,7 @@ class Launch:
     n_splits: int = 0  # decode: items of each of these rows, 0 where they differ; merge: the most that a row has
 
 
+@renew_properties
 @dataclass(frozen=True, eq=False)
 class Plan:
     """Who does which tiles of one decode step. Made by a stage's plan(); see the module's text for the arrays.

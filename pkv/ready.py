@@ -50,9 +50,10 @@ def kind_of(
             alignment = x.data_ptr() % COPY_BYTES
             of_tensors.append((x.shape, x.stride(), x.dtype, x.device, alignment, x.requires_grad))
         places = places_of(cache)
-    except RuntimeError:  # inside torch.func.grad, say, tensors have no address, and the reference needs none
+    except RuntimeError:  # what outlived a torch.func.grad, say, has no address
         return None
-    return stage, scale, gpu_of(q.device), places, *of_tensors
+    wants_grad = q.requires_grad and torch.is_grad_enabled()  # of which the caller is warned
+    return stage, scale, gpu_of(q.device), places, wants_grad, *of_tensors
 
 
 def remember(

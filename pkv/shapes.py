@@ -1,14 +1,17 @@
 """Shape: the sizes of a model's attention that do not change from step to step."""
 
 import functools
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from pkv.checks import at_least
 from pkv.wording import count_of
 
+SHORT_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 HEADS_PER_PROGRAM = 32  # query heads; more would not fit a program's registers
 
 
@@ -17,7 +20,8 @@ class Shape:
     """The sizes that do not change from step to step.
 
     n_q_heads, n_kv_heads (a divisor of n_q_heads), head_dim (elements), page_size (tokens); dtype of q and of the
-    result, kv_dtype of the cache (None: the same). dtypes may be given by name: Shape(32, 8, 128, 16, "float16").
+    result, kv_dtype of the cache (None: the same). dtypes may be given by name, Shape(32, 8, 128, 16, "float16"), or as
+    numpy's: np.float16.
     """
 
     n_q_heads: int
@@ -91,9 +95,14 @@ def _made(*sizes: Any) -> Shape:
     return Shape(*sizes)
 
 
-def dtype_named(dtype: "torch.dtype | str") -> torch.dtype:
-    """torch.float16 for torch.float16, "float16" or "torch.float16"."""
-    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, str(dtype).removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+def dtype_named(dtype: Any) -> torch.dtype:
+    """torch.float16 for torch.float16, "float16", "torch.float16", "fp16", np.float16 and np.dtype("float16")."""
+    name: Any = dtype
+    if not isinstance(dtype, (str, torch.dtype)) and isinstance(dtype, (type, np.dtype)):
+        with suppress(TypeError):  # what is no type of numpy's
+            name = np.dtype(dtype).name
+    if isinstance(name, str):
+        name = getattr(torch, SHORT_NAMES.get(name, name.removeprefix("torch.")), None)
+    if not isinstance(name, torch.dtype) or not name.is_floating_point:
         raise TypeError(f'dtype = {dtype!r} must be a floating-point dtype of torch: torch.float16, or "float16"')
-    return found
+    return name

@@ -32,6 +32,7 @@ from pkv.costs import (
     slots_per_sm,
 )
 from pkv.gpus import DEFAULT_GPU, GpuProfile, resolve_gpu
+from pkv.locks import renew_properties
 from pkv.plans import Launch, Plan
 from pkv.playing import Played, Rules, Work, play
 from pkv.sharing import Floats
@@ -52,6 +53,7 @@ SPAN = np.dtype(
 )
 
 
+@renew_properties
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """What simulate() saw. Time 0 is when the first launch is asked for; times in us.

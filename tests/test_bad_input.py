@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 
+import numpy as np
 import pytest
 import torch
 from cases import DEVICE, Case, batch, options_of, stages
 
 import pkv
+from pkv.decoding import RUN_ARGUMENTS
+from pkv.options import NONE, OURS, OWN_WORDS, WHAT_HOLDS
 
 LENGTHS = [5, 40, 17]
 HALF = torch.float16
@@ -224,7 +228,13 @@ def test_splits_below_one(ready, stage, splits):
         ({"tile": 16.0}, TypeError, r"tile must be an int"),
         ({"gpu": "rtx9999"}, ValueError, r"gpu = 'rtx9999' is no shipped profile; choose one of .*h200.*rtx3060"),
         ({"gpu": 3}, TypeError, r"gpu must be .*got 3"),
-        ({"split": 3}, TypeError, r"stage 'split_kv' has no option 'split'; it has splits, tile, gpu"),
+        (
+            {"split": 3},
+            TypeError,
+            r"stage 'split_kv' has no option 'split'; it has splits, tile, gpu.*called splits here",
+        ),
+        ({"splitz": 3}, TypeError, r"has no option 'splitz'.*Did you mean splits\?"),
+        ({"ordering": "longest"}, TypeError, r"stage 'split_kv' has no option 'ordering'; it has splits, tile, gpu"),
     ],
     ids=lambda value: "-".join(map(str, *value.items())) if isinstance(value, dict) else None,
 )
@@ -245,7 +255,27 @@ def test_bad_options(ready, options, error, message):
         ([[5], [1]], (TypeError, ValueError), r"lengths .*\[2, 1\]"),
         ([[5], [1, 2]], (TypeError, ValueError), r"lengths .*"),
         ([True, False], TypeError, r"lengths must be .*int.*got bool"),
-        (["5"], TypeError, r"lengths must be .*int.*got"),
+        (["5"], TypeError, r"lengths\[0\] must be an int, got str"),
+        ([5, None], TypeError, r"lengths\[1\] must be an int, got NoneType"),
+        ([5, True], TypeError, r"lengths must be integers, got bool"),
+        (np.array([5, 1], dtype=bool), TypeError, r"lengths must be integers, got bool"),
+        (np.float32([5, 1]), TypeError, r"lengths must be integers, got float32"),
+        ([np.float64(5), 1], TypeError, r"lengths must be integers, got float64"),
+        (torch.ones(2, dtype=torch.bfloat16), TypeError, r"lengths must be integers, got bfloat16"),
+        ([5, 10**30], ValueError, rf"lengths\[1\] = {10**30} does not fit into 64 bits"),
+        ([-(10**30)], ValueError, rf"lengths\[0\] = -{10**30} does not fit into 64 bits"),
+        ([2**63, -1], ValueError, rf"lengths\[0\] = {2**63} does not fit into 64 bits"),
+        (
+            np.array([5, 2**64 - 1], dtype=np.uint64),
+            ValueError,
+            rf"lengths\[1\] = {2**64 - 1} does not fit into 64 bits",
+        ),
+        (np.array([2**40], dtype=np.uint64), ValueError, rf"lengths\[0\] = {2**40} must lie in 0 .. "),
+        ("540", TypeError, r"lengths must be a flat list of ints, one per row, got a str"),
+        ({5, 40}, TypeError, r"lengths must be a flat list of ints, one per row, got a set"),
+        ({5: 40}, TypeError, r"lengths must be a flat list of ints, one per row, got a dict"),
+        ((n for n in [5, -1]), ValueError, r"lengths\[1\] = -1 must lie in 0"),
+        ((n for n in [5, 1.0]), TypeError, r"lengths must be integers, got float64"),
         (5, (TypeError, ValueError), r"lengths .*"),
         (torch.tensor([[5]]), (TypeError, ValueError), r"lengths .*\[1, 1\]"),
     ],
@@ -314,3 +344,121 @@ def test_on_another_device_than_the_current_one():
     assert cache.device.type == DEVICE.type
     with pytest.raises(ValueError, match=r"q lies on meta, the cache on"):
         pkv.decode(q.to("meta"), cache)
+
+
+# --- words of other libraries ---
+
+FOREIGN = {
+    "sm_scale": "called scale here",
+    "softmax_scale": "called scale here",
+    "scaling": "called scale here",
+    "scales": "Did you mean scale\\?",
+    "causal": "pkv has no causal: .*nothing to mask: leave it out",
+    "is_causal": "pkv has no is_causal: .*nothing to mask",
+    "window": "pkv has no window: every cached token of a row is attended to",
+    "window_size": "pkv has no window_size: .*keep only its tokens in the cache",
+    "sliding_window": "pkv has no sliding_window: ",
+    "window_left": "pkv has no window_left: ",
+    "attn_mask": "pkv has no attn_mask: every cached token of a row counts",
+    "kv_cache_dtype": "pkv has no kv_cache_dtype: the cache has one dtype",
+    "k_scale": "pkv has no k_scale: the cache has one dtype",
+    "block_tables": "pkv has no block_tables: the cache holds it: pass it to pkv.PagedKVCache",
+    "cache_seqlens": "pkv has no cache_seqlens: the cache holds it",
+    "logits_soft_cap": "pkv has no logits_soft_cap: scores are scaled and nothing else",
+    "alibi_slopes": "pkv has no alibi_slopes: ",
+    "enable_gqa": "pkv has no enable_gqa: it follows from q and the cache",
+    "dropout_p": "pkv has no dropout_p: ",
+    "pos_encoding_mode": "pkv has no pos_encoding_mode: rotate q and k yourself",
+    "num_splits": "called splits here",
+    "return_softmax_lse": "called return_lse here.*an argument of pkv.decode",
+}
+
+
+@pytest.mark.parametrize("word", FOREIGN)
+@pytest.mark.parametrize("door", ["decode", "plan", "run"])
+def test_a_word_of_another_library_is_translated(ready, door, word):
+    q, cache = ready
+    shape = pkv.Shape.of(q, cache)
+    plan = pkv.plan(LENGTHS, shape, stage="row_local")
+    call = {
+        "decode": lambda **word: pkv.decode(q, cache, **word),
+        "plan": lambda **word: pkv.plan(LENGTHS, shape, stage="row_local", **word),
+        "run": lambda **word: pkv.run(q, cache, plan, **word),
+    }[door]
+    if door == "decode" and word == "num_splits":
+        word = "n_splits"
+    with pytest.raises(
+        TypeError, match=rf"has no (option|argument) '{word}'.*{FOREIGN.get(word, 'called splits here')}"
+    ):
+        call(**{word: 0.3})
+
+
+@pytest.mark.parametrize("name", ["scale", "out", "check", "parts", "splits", "tile", "gpu", "stage"])
+def test_a_word_of_another_of_our_functions_is_sent_there(ready, name):
+    """pkv.plan takes no scale, pkv.run no splits."""
+    q, cache = ready
+    shape = pkv.Shape.of(q, cache)
+    if name in ("scale", "out", "check"):
+        with pytest.raises(
+            TypeError, match=rf"has no option '{name}'.*\({name} is an argument of pkv.run and pkv.decode\)"
+        ):
+            pkv.plan(LENGTHS, shape, **{name: 1})
+    elif name != "parts":
+        plan = pkv.plan(LENGTHS, shape, stage="row_local")
+        with pytest.raises(TypeError, match=rf"pkv.run has no argument '{name}'.*{name} is an argument of pkv.plan"):
+            pkv.run(q, cache, plan, **{name: 1})
+
+
+def test_no_word_of_others_is_one_of_ours():
+    """Else an option of a stage would be refused, or two tables would disagree."""
+    ours = {*RUN_ARGUMENTS, "return_lse", "stage", *(name for stage in pkv.STAGES for name in options_of(stage))}
+    assert not ours & {*OWN_WORDS, *WHAT_HOLDS}
+    assert not {*OWN_WORDS} & {*WHAT_HOLDS}
+    assert len(OWN_WORDS) == sum(len(words.split()) for words in OURS.values())
+    assert len(WHAT_HOLDS) == sum(len(words.split()) for words in NONE.values())
+
+
+# --- numbers and dtypes in other clothes ---
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        np.array([5, 40], np.uint64), np.array([5, 40], np.int8), np.array([5, 40], object), (5, 40), [np.int16(5), 40],
+        deque([5, 40]), (n for n in (5, 40)), map(int, ["5", "40"]), range(5, 41, 35), {"a": 5, "b": 40}.values(),
+        torch.tensor([5, 40], dtype=torch.uint8), torch.tensor([5, 40], dtype=torch.uint64), [torch.tensor(5), 40],
+    ],
+    ids=lambda lengths: f"{type(lengths).__name__}-{getattr(lengths, 'dtype', '')}",
+)  # fmt: skip
+def test_ints_of_any_make_are_lengths(lengths):
+    assert pkv.plan(lengths, pkv.Shape(4, 2, 64, 16, HALF)).lengths.tolist() == [5, 40]
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [HALF, "float16", "torch.float16", "half", "fp16", np.float16, np.dtype("float16"), np.dtype(np.float16)],
+    ids=repr,
+)
+def test_a_dtype_is_spelt_in_any_clear_way(dtype):
+    assert pkv.Shape(4, 2, 64, 16, dtype) == pkv.Shape(4, 2, 64, 16, HALF, kv_dtype=dtype)
+    assert pkv.PagedKVCache.empty(2, 4, 1, 16, 1, dtype=dtype).to(dtype=dtype).dtype == HALF
+
+
+@pytest.mark.parametrize(
+    "dtype", [None, int, "int8", np.int32, torch.int32, "float17", "Tensor", object, 16, torch.Tensor]
+)
+def test_what_is_no_dtype_of_floats_is_refused(dtype):
+    with pytest.raises(TypeError, match=r"dtype = .* must be a floating-point dtype of torch: torch.float16, or "):
+        pkv.Shape(4, 2, 64, 16, dtype)
+
+
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [(2.0, "float"), (np.float64(2), "float64"), (True, "bool"), (np.True_, "bool"), ("2", "str"), (None, "NoneType"),
+     (torch.tensor(2.5), "a Tensor of torch.float32"), (torch.tensor(True), "a Tensor of torch.bool"), ([2], "list")],
+)  # fmt: skip
+def test_what_is_no_int_is_named(value, got):
+    with pytest.raises(TypeError, match=rf"page_size must be an int, got {got}"):
+        pkv.Shape(4, 2, 64, value, HALF)
+    for fine in (np.uint8(4), torch.tensor(4)):
+        assert pkv.Shape(4, 2, 64, fine, HALF).page_size == 4

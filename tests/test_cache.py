@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import copy
 import re
+import tracemalloc
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pkv.cache import PagedKVCache
 
@@ -77,7 +80,9 @@ def snapshot(cache: PagedKVCache) -> dict[str, object]:
         "table": cache.block_table.tolist(),
         "lengths": cache.lengths.tolist(),
         "version": cache.version,
-        "pool": None if pool is None else copy.deepcopy({k: np.array(v).tolist() for k, v in vars(pool).items()}),
+        "pool": None
+        if pool is None
+        else {name: np.array(value).tolist() for name, value in vars(pool).items() if name != "lock"},
     }
 
 
@@ -660,9 +665,22 @@ def test_an_owned_table_edited_by_hand_is_refused_until_undone() -> None:
     cache.lengths[1] -= 1
     cache.append(TOKENS[:0], TOKENS[:0], [])
     cache.block_table.numpy()[0, 0] = 3  # an edit that torch does not count
-    with pytest.raises(ValueError, match=r"free: row 0 of lengths or block_table was edited in place"):
-        cache.free(1)
+    for change in (cache.fork, cache.free):
+        with pytest.raises(ValueError, match=r"row 0 of lengths or block_table was edited in place"):
+            change(0)
+    cache.block_table.numpy()[0] += 1
+    with pytest.raises(ValueError, match=r"append: row 0 of lengths or block_table was edited in place"):
+        cache.append(TOKENS, TOKENS)
+    cache.block_table.numpy()[0] -= 1
     cache.block_table.numpy()[0, 0] = 0
+    cache.lengths.numpy()[2] = 1  # any length, though of a row that nothing is asked of
+    with pytest.raises(ValueError, match=r"append: row 2 of lengths or block_table was edited in place"):
+        cache.append(TOKENS[:1], TOKENS[:1], [1])
+    cache.lengths.numpy()[2] = 0
+    cache.block_table[1, 0] += 1  # one that torch counts is noticed anywhere
+    with pytest.raises(ValueError, match=r"append: row 1 of lengths or block_table was edited in place"):
+        cache.append(TOKENS[:1], TOKENS[:1], [0])
+    cache.block_table[1, 0] -= 1
     cache.block_table[0, 2] = 2**31 - 1  # unused: junk is fine
     cache.append(TOKENS, TOKENS)
     assert cache.lengths.tolist() == [5, 4, 0]
@@ -698,6 +716,60 @@ def test_a_deep_copy_is_independent() -> None:
     assert cache.lengths.tolist() == [4, 3, 0]
     assert torch.equal(twin.gather(1)[0][3], TOKENS[0])
     assert cache._pool is not twin._pool
+
+
+# --- work ---
+
+
+def bytes_allocated(do: Callable[[], object]) -> int:
+    """By numpy, at most at once, and by all of torch's operations, while `do` runs."""
+    by_torch = 0
+
+    class Weighing(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal by_torch
+            result = function(*args, **(kwargs or {}))
+            given = [x.untyped_storage().data_ptr() for x in args if isinstance(x, Tensor)]
+            if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in given:
+                by_torch += result.nbytes
+            return result
+
+    tracemalloc.start()
+    try:
+        with Weighing():
+            do()
+        return by_torch + tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+NEW = torch.zeros(20, 1, 1)
+WORK: dict[str, tuple[int, Callable[[PagedKVCache], object]]] = {  # rows before, and what is done, twice
+    "append": (20, lambda cache: cache.append(NEW[:1], NEW[:1], [3])),
+    "append to all, with a new page each": (20, lambda cache: cache.append(NEW, NEW)),
+    "add": (18, lambda cache: cache.add(NEW[:8], NEW[:8])),
+    "fork": (18, lambda cache: cache.fork(3)),
+    "free": (20, lambda cache: cache.free(cache.active_rows[-1])),
+    "gather": (20, lambda cache: cache.gather(3)),
+    "to_csr": (20, lambda cache: cache.to_csr()),
+    "validate": (20, lambda cache: cache.validate()),
+    "an edit undone": (20, lambda cache: (cache.lengths.add_(0), cache.append(NEW, NEW))),
+}
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_work_is_in_proportion_to_what_is_done(name: str) -> None:
+    """And not to the pool, or to the width of the table: 20 rows of 100 and of 50,000 columns."""
+    n_rows, do = WORK[name]
+    few_and_many = []
+    for n_pages in (100, 50_000):
+        cache = PagedKVCache.empty(n_pages, 4, 1, 1, 20, dtype=torch.float32)
+        for _ in range(n_rows):
+            cache.add(NEW[:7], NEW[:7])
+        do(cache)  # what is done first imports things
+        few_and_many.append(bytes_allocated(lambda cache=cache: do(cache)))  # type: ignore[misc]
+    few, many = few_and_many
+    assert many < few + 20_000  # a byte for each entry of a row would be 50,000
 
 
 # --- bad arguments ---
@@ -812,7 +884,10 @@ K, V = dense([3, 10])
         (lambda: PagedKVCache.empty(1, 4, 1, 1, 1, max_pages=0), r"max_pages = 0 is too small"),
         (lambda: PagedKVCache.empty(1, 4, 0, 1, 1), r"n_kv_heads = 0 is too small"),
         (lambda: PagedKVCache.empty(1, 4, 1, 1.5, 1), r"head_dim must be an int, got float"),
-        (lambda: PagedKVCache.empty(1, 4, 1, 1, 1, dtype=torch.int8), r"is torch.int8: pages hold float16"),
+        (
+            lambda: PagedKVCache.empty(1, 4, 1, 1, 1, dtype=torch.int8),
+            r"dtype = torch.int8 must be a floating-point dtype",
+        ),
         (lambda: PagedKVCache.empty(1, 4, 1, 1, 1, layout="hnd"), r"layout = 'hnd' is unknown"),
     ],
 )

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A module imports only from lines above its own; a new module takes its place here.
 ORDER = [
     "fast_interpreter wording",
-    "_triton captures checks counters planchecks",
+    "_triton captures counters locks planchecks tracers",
+    "checks",
     "profiles",
     "gpus paging shapes",
     "pagedtensors planjson",
@@ -35,6 +36,7 @@ ORDER = [
     "stages.x_flashinfer",
     "stages.s4_adaptive",
     "stages",
+    "interpreting options",
     "decoding",
     "accuracy",
     "bench",

@@ -16,7 +16,7 @@ import pkv
 from pkv._triton import tl, triton
 from pkv.accuracy import Yardstick
 from pkv.launching import KernelArgs
-from pkv.tile import find_pages, load_tile
+from pkv.tile import attend_tokens, find_pages, load_tile
 
 REMEDY = "restart the kernel and import pkv first"
 DECODE = """
@@ -77,6 +77,15 @@ def test_kernels_written_after_pkv_are_interpreted_too(fresh, tmp_path):
     code += "import multiprocessing\n"
     code += "print(multiprocessing.get_context('spawn').Pool(1).apply(kernels.doubled))"
     assert fresh(code).out.split() == ["6.0", "6.0"]
+
+
+def test_where_it_runs_decides_what_a_decode_without_a_stage_takes(launched):
+    q, cache = batch(Case("default", [5, 40]))
+    pkv.decode(q, cache)
+    pkv.decode(q, cache, parts=pkv.Parts(attend_tokens=attend_tokens))
+    assert launched == ["row_local" if pkv.INTERPRETED else "stream_k"] * 2
+    launched.clear()
+    assert pkv.plan([5, 40], pkv.Shape.of(q, cache)).stage == "stream_k"  # plans are made for a GPU, wherever
 
 
 def test_torch_imported_before_is_fine(fresh):
@@ -162,10 +171,11 @@ def test_a_triton_that_breaks_at_import(fresh, tmp_path):
 def test_cpu_tensors_beside_a_gpu(fresh):
     """torch sees a GPU, so kernels are compiled for it; CPU tensors are refused with the remedy."""
     pretend = "import torch\ntorch.cuda.is_available = lambda: True\n"
-    code = "import os\nprint('TRITON_INTERPRET' in os.environ, pkv.INTERPRETED, sep='\\n')\n"
+    code = "import os\nfrom pkv.decoding import DEFAULTS\n"
+    code += "print('TRITON_INTERPRET' in os.environ, pkv.INTERPRETED, DEFAULTS[0], sep='\\n')\n"
     code += "print(attempt('reference'))\nprint(attempt())"
     *setting, reference, got = fresh(pretend + START + code).out.splitlines()
-    assert setting == ["False", "False"]
+    assert setting == ["False", "False", "stream_k"]
     assert reference == "19.5"
     assert got.startswith("TypeError: the tensors lie on 'cpu', but kernels are compiled for the GPU")
     assert "stage='reference'" in got
@@ -174,7 +184,8 @@ def test_cpu_tensors_beside_a_gpu(fresh):
 
 def test_a_user_may_interpret_beside_a_gpu(fresh):
     pretend = "import torch\ntorch.cuda.is_available = lambda: True\n"
-    assert fresh(pretend + START + "print(attempt())", TRITON_INTERPRET="1").out.strip() == "19.5"
+    code = pretend + START + "from pkv.decoding import DEFAULTS\nprint(attempt(), DEFAULTS[0])"
+    assert fresh(code, TRITON_INTERPRET="1").out.split() == ["19.5", "row_local"]
 
 
 # --- B1: bfloat16 ---

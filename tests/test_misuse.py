@@ -4,7 +4,9 @@ import copy
 import dataclasses
 import json
 import pickle
+import re
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from cases import DEVICE, Case, batch, decode, paged, stages
 from cases import randn as randn_on_cpu
 
 import pkv
+from pkv import decoding
 from pkv.accuracy import Yardstick
 
 
@@ -97,12 +100,57 @@ def test_an_out_that_requires_grad_is_refused(ready, stage):
 
 
 @STAGES
+@pytest.mark.filterwarnings("ignore:.*carries no gradient")
 def test_no_result_carries_a_gradient(ready, stage):
     q, cache = ready
     cache.k_pages.requires_grad_()
     out, lse = pkv.decode(q.clone().requires_grad_(), cache, stage=stage, return_lse=True)
     assert not out.requires_grad
     assert not lse.requires_grad
+
+
+@pytest.mark.parametrize("wanted_by", ["q", "k_pages", "v_pages"])
+def test_one_warning_says_that_there_is_no_gradient(ready, wanted_by, monkeypatch):
+    """To who could expect one: not under no_grad, and once per process."""
+    q, cache = ready
+    monkeypatch.setattr(decoding, "_said", set())
+    q = q.clone()
+    plan = pkv.plan(cache.lengths, pkv.Shape.of(q, cache), "row_local")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pkv.decode(q, cache)
+        (q if wanted_by == "q" else getattr(cache, wanted_by)).requires_grad_()
+        for without_gradients in (torch.no_grad(), torch.inference_mode()):
+            with without_gradients:
+                pkv.decode(q, cache)
+        assert told == []
+        pkv.decode(q, cache)
+        pkv.run(q, cache, plan)
+        pkv.decode(q, cache)
+    assert [warning.filename for warning in told] == [__file__]  # where the caller is
+    assert re.search(r"carries no gradient.*torch.no_grad.*scaled_dot_product_attention", str(told[0].message))
+    decoding._said.clear()
+    with pytest.warns(UserWarning, match="carries no gradient"):
+        pkv.run(q, cache, plan)
+
+
+@STAGES
+def test_a_row_that_is_not_in_use_is_an_empty_row(stage):
+    """It was never added, or freed since: out 0, lse -inf."""
+    k, v = (randn(3, 20, 2, 64, seed=seed).half() for seed in (1, 2))
+    cache = pkv.PagedKVCache.from_dense(k, v, [5, 20, 17], n_pages=8, max_rows=5)
+    q = randn(5, 4, 64, seed=3).half()
+    full, full_lse = decode(q, cache, stage)
+    cache.free(1)
+    out, lse = decode(q, cache, stage)
+    assert (out[[1, 3, 4]] == 0).all()
+    assert (lse[[1, 3, 4]] == -torch.inf).all()
+    assert Yardstick(q, cache).measure(out, lse).ok
+    torch.testing.assert_close(out[[0, 2]], full[[0, 2]], atol=2e-3, rtol=0)
+    torch.testing.assert_close(lse[[0, 2]], full_lse[[0, 2]], atol=1e-4, rtol=0)
+    cache.free(0)
+    cache.free(2)
+    assert (decode(q, cache, stage)[0] == 0).all()
 
 
 # --- surroundings ---

@@ -391,7 +391,7 @@ for step in ([1, 17, 64], [2, 18, 0], [3, 19, 40], [0, 0, 0]):
 check("ex05_5")
 
 # %% [markdown]
-# Nothing is planned between the steps: on a GPU this is what a CUDA graph needs. `pkv.decode` without a stage takes `stream_k`, and is captured as it is. Below it is captured once and replayed 47 times, while every row grows by a token a step. Each result is checked.
+# Nothing is planned between the steps: on a GPU this is what a CUDA graph needs. There `pkv.decode` without a stage takes `stream_k`, and is captured as it is. Below it is captured once and replayed 47 times, while every row grows by a token a step. Each result is checked.
 
 # %%
 if torch.cuda.is_available() and not pkv.INTERPRETED:

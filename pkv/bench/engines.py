@@ -11,8 +11,8 @@ from pkv.bench.engines_flashinfer import FLASHINFER
 from pkv.bench.engines_pkv import PKV, stage_engine
 from pkv.bench.engines_torch import TORCH
 from pkv.bench.engines_triton import TRITON
-from pkv.decoding import checked_options, options_of
 from pkv.decoding import plan as plan_step
+from pkv.options import checked_options, options_of
 from pkv.parts import Parts, taken
 from pkv.shapes import Shape
 from pkv.stages import STAGES, TAKES

@@ -15,9 +15,10 @@ import torch
 from pkv._triton import why_not_launchable
 from pkv.arguments import resolve_scale
 from pkv.bench.engine import Batch, Engine, Ready, nothing_to_plan
-from pkv.decoding import decode, options_of, run
+from pkv.decoding import decode, run
 from pkv.decoding import plan as plan_step
 from pkv.gpus import gpu_of
+from pkv.options import options_of
 from pkv.parts import Parts
 from pkv.plans import Plan
 from pkv.stages import STAGES, x_flashinfer
@@ -27,7 +28,7 @@ WHAT = {"flashinfer": "FlashInfer as a stage: fa2, and two small kernels around 
 
 
 def stage_engine(stage: str, own: tuple[str, Parts] | None = None, **options: Any) -> Engine:
-    """The engine of a stage; options as for pkv.plan, their types right (see pkv.decoding.checked_options).
+    """The engine of a stage; options as for pkv.plan, their types right (see pkv.options.checked_options).
 
     own: somebody else's parts to run it with, and what they are called.
     """

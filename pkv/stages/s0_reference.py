@@ -44,8 +44,10 @@ def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = 
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Fill out and lse row by row."""
-    for row in range(plan.n_rows):
+    """Fill out and lse row by row; a row that is not in use has no tokens."""
+    out.zero_()
+    lse.fill_(-torch.inf)
+    for row in cache.active_rows:
         # read n_kv_heads * head_dim * L elements of K and as many of V, whatever the number of query heads
         k, v = cache.gather(row)  # [L, n_kv_heads, head_dim]
         out[row], lse[row] = attend_row(q[row], k, v, scale)
