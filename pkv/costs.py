@@ -196,10 +196,10 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, n_b
     as_one = math.gcd(n_slots, heads)
     n_bytes, n_items, heads = np.repeat(n_bytes, heads // as_one), np.repeat(n_items, heads // as_one), as_one
     most, memory = program_gb_per_s(plan, launch, costs) * 1000, costs.memory_gb_per_s * 1000  # bytes per us
-    slots, slot_bytes = deal(item_us * n_items + n_bytes / most, n_bytes, n_slots // heads)
+    slots, slot_bytes = deal(n_items, n_bytes, n_slots // heads, item_us, most)
     slots = slots - item_us  # all first items start up together
     draws = np.divide(slot_bytes, slots, out=np.zeros_like(slots), where=slots > 0)
-    order = np.argsort(slots)
+    order = np.argsort(slots, kind="stable")
     widths, draws = np.diff(slots[order], prepend=0.0), draws[order]
     # Programs of one size that follow one another start up together again, and leave the memory idle for that long.
     # They come apart in time: about half of such a run stays together.

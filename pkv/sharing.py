@@ -12,21 +12,26 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-def deal(us: Floats, n_bytes: Floats, n_slots: int) -> tuple[Floats, Floats]:
+def deal(n_items: Floats, n_bytes: Floats, n_slots: int, item_us: float, most: float) -> tuple[Floats, Floats]:
     """(us, bytes) of each slot when programs go, in order, each to the slot with the least us so far.
 
-    >>> deal(np.array([3.0, 1.0, 1.0]), np.array([30.0, 10.0, 10.0]), 2)
-    (array([3., 2.]), array([30., 20.]))
+    n_items, n_bytes [n_programs]: what a program has to do, at item_us and at `most` bytes per us. A slot's us come
+    from its counts, which add up exactly in any order: slots that have done the same are even, and the first of them
+    is next. Sums of us would differ in their last bits, and rounding would say who is next.
+
+    >>> deal(np.array([1.0, 1.0, 1.0]), np.array([20.0, 0.0, 0.0]), 2, item_us=1.0, most=10.0)
+    (array([3., 2.]), array([20.,  0.]))
     """
-    if len(us) <= n_slots:
-        return us, n_bytes
-    least = [(0.0, slot) for slot in range(n_slots)]  # a heap
-    slot_bytes = [0.0] * n_slots
-    for more_us, more_bytes in zip(us.tolist(), n_bytes.tolist(), strict=True):
-        busy, slot = least[0]
-        slot_bytes[slot] += more_bytes
-        heapq.heapreplace(least, (busy + more_us, slot))
-    return np.array([busy for busy, _ in sorted(least, key=lambda entry: entry[1])]), np.array(slot_bytes)
+    if len(n_items) > n_slots:
+        items, read = [0.0] * n_slots, [0.0] * n_slots
+        least = [(0.0, slot) for slot in range(n_slots)]  # a heap
+        for more_items, more_bytes in zip(n_items.tolist(), n_bytes.tolist(), strict=True):
+            slot = least[0][1]
+            items[slot] += more_items
+            read[slot] += more_bytes
+            heapq.heapreplace(least, (item_us * items[slot] + read[slot] / most, slot))
+        n_items, n_bytes = np.array(items), np.array(read)
+    return item_us * n_items + n_bytes / most, n_bytes
 
 
 def n_alike(copies: int, n_sms: int) -> int:
@@ -70,7 +75,7 @@ def slowest_sm_us(alone_us: Floats, n_bytes: Floats, most: float, memory: float)
     >>> slowest_sm_us(np.array([4.0, 8.0]), np.array([100e3, 200e3]), most=50e3, memory=40e3)
     9.0
     """
-    order = np.argsort(n_bytes)
+    order = np.argsort(n_bytes, kind="stable")
     n_bytes, alone_us = n_bytes[order], alone_us[order]
     least = np.divide(alone_us, n_bytes, out=np.zeros(len(n_bytes)), where=n_bytes > 0)
     least = np.maximum(least, 1 / most)[:, None]  # us per byte, of each SM alone
