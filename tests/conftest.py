@@ -107,6 +107,12 @@ def tables_of_rows(rows: list[tuple[str, str, dict[str, int]]]) -> dict[str, lis
     return lines
 
 
+@pytest.fixture(autouse=True)
+def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Help is wrapped as on a terminal of 80 columns, whatever this one has."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the user's own, yet empty."""
@@ -150,6 +156,39 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(module, "launch", launch)
     return names
+
+
+class Steps:
+    """What the interpreter does: programs, and the tiles (blocks of two axes) that each loads."""
+
+    def __init__(self) -> None:
+        self.tiles: list[int] = []
+
+    @property
+    def count(self) -> int:
+        """K and V of a tile are a step; so is a program of a task whose programs load no tile at all."""
+        return -(-sum(self.tiles) // 2) or len(self.tiles)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
+    """What is counted in place of time, which says more of the machine than of the work."""
+    from triton.runtime import interpreter
+
+    counted, builder = Steps(), interpreter.InterpreterBuilder
+    set_index, load_block = builder.set_grid_idx, builder.create_masked_load
+
+    def set_grid_idx(self: Any, *index: int) -> None:
+        counted.tiles.append(0)
+        set_index(self, *index)
+
+    def create_masked_load(self: Any, pointers: Any, *rest: Any) -> Any:
+        counted.tiles[-1] += pointers.data.ndim >= 2 and min(pointers.data.shape) > 1
+        return load_block(self, pointers, *rest)
+
+    monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
+    monkeypatch.setattr(builder, "create_masked_load", create_masked_load)
+    return counted
 
 
 class Fresh:

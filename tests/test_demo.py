@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 
 import numpy as np
 import pytest
@@ -29,10 +28,9 @@ def as_json(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, dict]:
     return code, json.loads(capsys.readouterr().out)
 
 
-def test_the_default_demo_is_quick_and_right(capsys):
-    begin = time.monotonic()
+def test_the_default_demo_is_small_and_right(capsys):
     code, found = as_json(capsys)
-    assert time.monotonic() - begin < 60
+    assert sum(result["programs"] for result in found["stages"]) < 500, "each takes the interpreter some milliseconds"
     assert code == 0
     assert set(found) >= {"stages", "device", "shape", "lengths", "seed"}
     assert [result["stage"] for result in found["stages"]] == [name for name in pkv.STAGES if name != "flashinfer"]
@@ -155,13 +153,14 @@ def test_a_wrong_stage_shows(sabotage, monkeypatch, capsys):
 
 @pytest.fixture
 def on_a_cpu(monkeypatch):
+    """A machine without a GPU, where nothing may begin."""
     monkeypatch.setattr(demo, "kernel_device", lambda: CPU)
+    for name in ("poisoned_batch", "Yardstick", "try_stage"):
+        monkeypatch.setattr(demo, name, lambda *given, name=name: pytest.fail(f"{name}() was called: it has begun"))
 
 
 def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    begin = time.monotonic()
     assert main(["demo", *argv]) == 2
-    assert time.monotonic() - begin < 5, "refused before it begins"
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -188,17 +187,17 @@ def test_what_takes_long_at_toy_size_is_not_told_to_take_it(on_a_cpu, capsys):
     assert "--shape toy" not in refused(capsys, "--lengths", "200000")
 
 
-def test_the_estimate_is_of_the_right_size():
-    if not pkv.INTERPRETED:
-        pytest.skip("kernels are compiled here, nothing is estimated")
+@pytest.mark.skipif(not pkv.INTERPRETED, reason="kernels are compiled here, nothing is estimated")
+def test_the_estimate_is_of_the_programs_and_tiles_that_run(steps):
     shape = pkv.Shape(8, 2, 64, 16, "float16")
     q, cache = poisoned_batch([300, 40], shape, 0, CPU)
-    plan = pkv.plan([300, 40], shape)
-    pkv.run(q, cache, plan)  # the first launch also parses the kernels
-    begin = time.process_time()  # what other processes take does not count
+    plan = pkv.plan([300, 40], shape, "row_local", splits=1)
     pkv.run(q, cache, plan)
-    taken = time.process_time() - begin
-    assert taken / 5 < limits.interpreted_seconds(plan) < taken * 5
+    n_programs = len(steps.tiles)
+    n_tiles = (sum(steps.tiles) - n_programs) / 2  # K and V of each are loaded, and each program's queries
+    assert (n_programs, n_tiles) == (2 * 2, 2 * (19 + 3))
+    seconds = n_programs * limits.SECONDS_PER_PROGRAM + n_tiles * limits.SECONDS_PER_TILE
+    assert limits.interpreted_seconds(plan) == pytest.approx(seconds)
 
 
 def test_reference_costs_the_interpreter_nothing():
@@ -257,8 +256,5 @@ def test_real_sizes_on_a_gpu(lengths, dtype, capsys):
     code, found = as_json(capsys, "--shape", "llama3-8b", "--lengths", lengths, "--dtype", dtype)
     assert code == 0, found
     assert found["device"] != "cpu"
-    assert all(0 < result["time_ms"] < 1000 for result in found["stages"])
-    times = {result["stage"]: (result["time_ms"], result["time_kind"]) for result in found["stages"]}
-    split_ms, kind = times["split_kv"]
-    assert kind == demo.GPU_TIME
-    assert split_ms < times["reference"][0]
+    assert all(result["time_ms"] > 0 for result in found["stages"])
+    assert {result["time_kind"] for result in found["stages"]} == {demo.GPU_TIME}

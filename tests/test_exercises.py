@@ -3,18 +3,17 @@
 import dataclasses
 import functools
 import re
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from triton.runtime import interpreter
 
 import pkv
 from pkv.course.answering import BROKEN, Answer, Question, Stop, answers, ask, function_of, load
 from pkv.course.checking import as_text, failure, report_apart
 from pkv.course.comparing import agree, difference, plain
 from pkv.course.diagnosing import wrong_answer
+from pkv.course.forks import Server
 from pkv.course.glossary import WORDS, meaning_of, needs_words
 from pkv.course.graders import asking
 from pkv.course.graphs import Watch
@@ -186,36 +185,6 @@ def test_every_known_mistake_shows_in_the_cases(task):
             assert not same, f"{mistake.name} is {other.name} by another name"
 
 
-class Steps:
-    """What the interpreter does: programs, and the tiles (blocks of two axes) that each loads."""
-
-    def __init__(self) -> None:
-        self.tiles: list[int] = []
-
-    @property
-    def count(self) -> int:
-        """K and V of a tile are a step; so is a program of a task whose programs load no tile at all."""
-        return -(-sum(self.tiles) // 2) or len(self.tiles)
-
-
-@pytest.fixture
-def steps(monkeypatch) -> Steps:
-    counted, builder = Steps(), interpreter.InterpreterBuilder
-    set_index, load_block = builder.set_grid_idx, builder.create_masked_load
-
-    def set_grid_idx(self, *index):
-        counted.tiles.append(0)
-        return set_index(self, *index)
-
-    def create_masked_load(self, pointers, *rest):
-        counted.tiles[-1] += pointers.data.ndim >= 2 and min(pointers.data.shape) > 1
-        return load_block(self, pointers, *rest)
-
-    monkeypatch.setattr(builder, "set_grid_idx", set_grid_idx)
-    monkeypatch.setattr(builder, "create_masked_load", create_masked_load)
-    return counted
-
-
 @every_task
 def test_a_check_is_within_the_interpreters_budget(task, steps):
     function = function_of(task, material("solutions"))
@@ -243,13 +212,21 @@ def test_kernels_are_among_the_tasks(steps):
     assert steps.tiles, "a kernel task launches programs"
 
 
-def test_a_judgement_takes_little_time():
-    """All that is not the answer's: cases, comparing, and a process of its own."""
+def test_a_judgement_asks_once_of_a_process_that_runs_already(monkeypatch):
+    """Starting one takes seconds, a fork of it some milliseconds."""
     (task, *_) = TASKS
     report_apart(task, material("solutions"), 1)
-    began = time.monotonic()
+    called = []
+    for name in ("start", "ask"):
+        method = getattr(Server, name)
+
+        def spied(*given, name=name, method=method):
+            called.append(name)
+            return method(*given)
+
+        monkeypatch.setattr(Server, name, spied)
     report_apart(task, material("solutions"), 2)
-    assert time.monotonic() - began < 2
+    assert called == ["ask"]
 
 
 ONLY_TL = "inside of a kernel only tl's functions work, not those of torch, numpy or math"
