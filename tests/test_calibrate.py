@@ -15,7 +15,7 @@ import torch
 
 import pkv
 from pkv.bench import calibrate as calibration
-from pkv.bench import live
+from pkv.bench import costfit, live
 from pkv.bench.calibrate import (
     ENGINES,
     LOADS,
@@ -93,8 +93,9 @@ def test_costs_that_are_known_come_back(found):
     exact = calibrate(records_of(noise=0), CARD).profile.costs
     for name, value in dataclasses.asdict(TRUTH).items():
         if value and not name.endswith("_us"):
-            assert getattr(exact, name) == pytest.approx(value, rel=0.05), name
-            rel = 0.2 if name in ("merge_gb_per_s", "sm_gb_per_s") else 0.1  # on which little of a time depends
+            is_weak = name in ("merge_gb_per_s", "sm_gb_per_s")  # little of a time depends on them
+            assert getattr(exact, name) == pytest.approx(value, rel=0.2 if is_weak else 0.01), name
+            rel = 0.2 if is_weak else 0.02
             assert getattr(found.profile.costs, name) == pytest.approx(value, rel=rel), f"{name}, times 1% off"
     # two launches, their start-ups and a step are hard to tell apart where most plans have two launches
     for costs, rel in ((exact, 0.03), (found.profile.costs, 0.1)):
@@ -102,6 +103,21 @@ def test_costs_that_are_known_come_back(found):
         assert fixed[0] == pytest.approx(fixed[1], rel=rel)
         assert costs.item_us == pytest.approx(2.5, rel=0.3)
     assert found.profile.name == "card"
+
+
+def test_where_a_fit_ends_is_not_decided_by_rounding(records, found, monkeypatch):
+    """Times, and where the fit begins, moved as another processor's logarithms and sums move them, and far more."""
+    rng = np.random.default_rng(0)
+    timings = tuple(
+        dataclasses.replace(t, gpu_us=tuple(us * (1 + 1e-9 * rng.normal()) for us in t.gpu_us)) for t in records.timings
+    )
+    begin = costfit.start_of
+    nudged = lambda timed: {name: value * (1 + 1e-9 * rng.normal()) for name, value in begin(timed).items()}  # noqa: E731
+    monkeypatch.setattr(costfit, "start_of", nudged)
+    again = calibrate(dataclasses.replace(records, timings=timings), CARD)
+    costs, were = (dataclasses.asdict(each.profile.costs) for each in (again, found))
+    assert costs.pop("programs_per_sm") is were.pop("programs_per_sm") is None
+    assert costs == pytest.approx(were, rel=2e-4), "4 digits are stored"
 
 
 def test_what_one_sm_reads_shows_where_sms_are_few():

@@ -125,9 +125,12 @@ def test_costs_are_few_and_plausible():
 
 
 @pytest.mark.slow
-def test_fitting_again_gives_the_stored_costs_whatever_the_judged_rows_say():
+def test_fitting_again_gives_the_stored_costs_whatever_the_judged_rows_say(times):
     moved = tuple(row if row.role == "fit" else dataclasses.replace(row, gpu_ms=9.0) for row in ROWS)
-    assert fit.fit(moved) == PROFILE.costs
+    found = fit.fit(moved)
+    for name in set(fit.START) - {"item_us", "launch_us"}:
+        assert getattr(found, name) == pytest.approx(SHIPPED["costs"][name], rel=0.01), name
+    assert fit.simulated(ROWS, found) == pytest.approx(times, rel=0.005)
 
 
 def test_least_squares_finds_a_known_answer():

@@ -5,6 +5,7 @@
 [3.0]
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -13,29 +14,41 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 DIGITS = 4  # significant ones that are stored
+STEP = 0.03  # to a point's neighbours
+REACH = 3.0  # from the start: of logs, a factor of 20
 
 
-def least_squares(residuals: Callable[[Floats], Floats], start: Floats) -> Floats:
-    """Levenberg and Marquardt's method: Gauss-Newton steps, held back where they would not improve."""
-    point, damping = start, 1e-2
-    at = residuals(point)
-    for _ in range(30):
-        slopes = np.stack([(residuals(point + step) - at) / 0.01 for step in 0.01 * np.eye(len(point))], axis=1)
-        square = slopes.T @ slopes
-        for _ in range(8):
-            scaled = square + damping * np.diag(np.diag(square) + 1e-6)
-            tried = point + np.clip(np.linalg.solve(scaled, -slopes.T @ at), -0.5, 0.5)
-            there = residuals(tried)
-            if there @ there < at @ at:
-                break
-            damping *= 4
-        else:
-            return point
-        gain = 1 - (there @ there) / (at @ at)
-        point, at, damping = tried, there, damping / 4
-        if gain < 1e-4:
-            return point
-    return point
+def least_squares(residuals: Callable[[Floats], Floats], start: Floats, far: float | None = None) -> Floats:
+    """The point near `start`, of its size, where the sum of squared residuals is least.
+
+    Squares of residuals beyond `far` count only as the residuals do; None: all are squared.
+
+    The times of a simulated schedule jump a little wherever a cost makes two programs change places, so that there are
+    many small valleys, and which one a fit ends in would be chance. So a point is judged by the mean of its neighbours,
+    STEP away along each axis, and the slopes are those between them: jumps count as what they are on the whole.
+    """
+    from scipy import optimize  # here: who only plans need not have it, nor wait for it
+
+    steps = STEP * np.eye(len(start))
+
+    @functools.cache
+    def seen(point: tuple[float, ...]) -> tuple[Floats, Floats]:
+        """The mean and the slopes of the residuals around a point."""
+        above, below = (np.stack([residuals(point + step) for step in side]) for side in (steps, -steps))
+        return (above + below).mean(axis=0) / 2, ((above - below) / (2 * STEP)).T
+
+    found = optimize.least_squares(
+        lambda point: seen(tuple(point))[0],
+        start,
+        lambda point: seen(tuple(point))[1],
+        bounds=(start - REACH, start + REACH),
+        loss="linear" if far is None else "soft_l1",
+        f_scale=1.0 if far is None else far,
+        ftol=1e-5,
+        xtol=1e-4,
+    )
+    best: Floats = found.x
+    return best
 
 
 def rounded(value: float) -> float:
