@@ -158,7 +158,7 @@ def choose_tile(tile: int | None, shape: Shape, gpu: GpuProfile) -> int:
 @functools.cache
 def compiled_figures() -> dict[str, dict[str, dict[str, list[int]]]]:
     """{architecture: {key: {kernel: [registers per thread, bytes of shared memory]}}}, from data/compiled.json."""
-    return json.loads((resources.files("pkv") / "data" / "compiled.json").read_text())["figures"]
+    return json.loads((resources.files("pkv") / "data" / "compiled.json").read_text(encoding="utf-8"))["figures"]
 
 
 def resident_programs(registers: int, shared: int, num_warps: int, limits: ArchLimits) -> int:

@@ -73,7 +73,7 @@ def names_in(folder: "Traversable | Path") -> list[str]:
 
 def read_shipped(name: str) -> dict[str, Any]:
     """The file of a shipped profile."""
-    found: dict[str, Any] = json.loads((shipped_folder() / f"{name}.json").read_text())
+    found: dict[str, Any] = json.loads((shipped_folder() / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
@@ -81,7 +81,7 @@ def read_own(name: str) -> dict[str, Any]:
     """The user's own file; ValueError names it and says what to do where it is broken, or newer than this pkv."""
     file = own_file(name)
     try:
-        found = json.loads(file.read_text())
+        found = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise broken(file, name, error.strerror or str(error)) from None
     except ValueError as error:
@@ -113,6 +113,6 @@ def write_own(name: str, fields: dict[str, Any]) -> Path:
 def write(file: Path, fields: dict[str, Any]) -> Path:
     """Write a profile, so that a reader sees the old file or the new one, never a part; the file."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
-    part.write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n")
+    part.write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     part.replace(file)
     return file

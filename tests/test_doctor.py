@@ -437,3 +437,8 @@ def test_a_driver_library_that_triton_does_not_find():
 def test_programs_that_do_not_answer(command, monkeypatch):
     monkeypatch.setattr(provenance, "PATIENCE", 1)
     assert machine.answer_of(*command) == ""
+
+
+def test_what_a_program_prints_need_not_be_of_this_locale():
+    """A path of Latin-1 letters, say; it is a path again when it is used as one."""
+    assert os.fsencode(machine.answer_of("printf", r"/tmp/Gr\374\303\274")) == b"/tmp/Gr\xfc\xc3\xbc"

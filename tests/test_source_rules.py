@@ -47,6 +47,8 @@ def test_no_file_breaks_the_rule(hook):
         ("no-hard-coded-cuda", 'if q.device.type == "cuda":', False),
         ("no-hard-coded-cuda", "out = torch.empty(3, device=q.device)", False),
         ("no-hard-coded-cuda", "torch.cuda.is_available()", False),
+        ("no-encoding-of-the-locale", "fields = json.loads(path.read_text())", True),
+        ("no-encoding-of-the-locale", 'fields = json.loads(path.read_text(encoding="utf-8"))', False),
     ],
 )
 def test_the_pattern_catches_what_it_should(hook, line, caught):

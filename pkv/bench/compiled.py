@@ -168,7 +168,8 @@ def main() -> None:
             print(f"sm_{arch}  {key}, {kernel}: {made}", flush=True)
             figures.setdefault(str(arch), {}).setdefault(str(key), {})[kernel] = [made.registers, made.shared]
     if arguments.write:
-        FIGURES.write_text(json.dumps({"triton": triton.__version__, "figures": figures}, indent=1) + "\n")
+        text = json.dumps({"triton": triton.__version__, "figures": figures}, indent=1) + "\n"
+        FIGURES.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

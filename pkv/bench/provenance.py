@@ -140,16 +140,17 @@ def commit_of(folder: Path) -> tuple[str | None, bool]:
 def cpu_model() -> str:
     """As Linux names it; empty elsewhere."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def answer_of(*command: str) -> str:
-    """What a program prints; nothing where it is missing or fails."""
+    """What a program prints, paths as Python has them; nothing where it is missing or fails."""
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
+        done = subprocess.run(command, capture_output=True, errors="surrogateescape", timeout=PATIENCE, check=True)
+        return done.stdout
     except (OSError, subprocess.SubprocessError):
         return ""
 

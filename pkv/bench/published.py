@@ -87,7 +87,7 @@ def published() -> tuple[Row, ...]:
 
 def table(name: str) -> list[dict[str, str]]:
     """The lines of one of pkv/data/paper's files."""
-    text = (resources.files("pkv") / "data" / "paper" / name).read_text()
+    text = (resources.files("pkv") / "data" / "paper" / name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 

@@ -148,7 +148,7 @@ def read_out(out: Path) -> dict[str, Any]:
     if not out.exists():
         return {}
     try:
-        found: dict[str, Any] = json.loads(out.read_text())
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
         return {"arch": found["arch"], "n_sms": found["n_sms"]} | found
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CommandError(f"--out {out} is no profile ({error!r}): delete it, or name another file") from None

@@ -150,7 +150,7 @@ def probe_flashinfer(gpu: Gpu | None, missing_tools: list[str]) -> FlashInfer:
         return FlashInfer(False, version, "not installed")
     try:
         command = [sys.executable, "-c", PROBE.format(path=sys.path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, capture_output=True, errors="replace", timeout=PATIENCE)
     except subprocess.TimeoutExpired:
         return FlashInfer(False, version, f"importing it takes more than {PATIENCE} s")
     if done.returncode:

@@ -102,7 +102,7 @@ def limit_memory() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
     if not GPU_VISIBLE:  # CUDA reserves far more addresses than it uses
         with contextlib.suppress(OSError, ValueError):
-            now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            now = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY, now + MEMORY))
 
 

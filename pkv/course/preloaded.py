@@ -230,4 +230,4 @@ def end_of(child: int) -> int:
 def children() -> list[int]:
     """The processes whose parent is this one: the fork, and what it left behind."""
     listed = Path(f"/proc/self/task/{os.getpid()}/children")
-    return [int(word) for word in listed.read_text().split()] if listed.exists() else []
+    return [int(word) for word in listed.read_text(encoding="utf-8").split()] if listed.exists() else []

@@ -179,7 +179,7 @@ def unfit(k_pages: torch.Tensor, v_pages: torch.Tensor, kernel: str) -> str | No
 @functools.cache
 def _registers() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
     """{architecture: {dtype: {head_dim: {group: registers per thread}}}} of the cuda-core kernel."""
-    figures = json.loads((resources.files("pkv") / "data" / "flashinfer.json").read_text())
+    figures = json.loads((resources.files("pkv") / "data" / "flashinfer.json").read_text(encoding="utf-8"))
     registers: dict[str, dict[str, dict[str, dict[str, int]]]] = figures["registers"]
     return registers
 

@@ -93,7 +93,7 @@ def roofs_of(name: str) -> Roofs:
     206
     """
     load_gpu(name)  # an unknown name is refused
-    fields = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text())
+    fields = json.loads((resources.files("pkv") / "data" / "gpus" / f"{name}.json").read_text(encoding="utf-8"))
     return Roofs(fields["title"], fields["nominal_gb_per_s"], fields["nominal_fp16_tflop_per_s"])
 
 
