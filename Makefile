@@ -8,8 +8,8 @@
 
 VENV ?= .venv
 JOBS ?= 2
-# Kernels are compiled on the CPU: a process for every second core, and no more than a small card has memory for.
-GPU_JOBS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) / 2 )); echo $$(( n < 1 ? 1 : n > 8 ? 8 : n )))
+# Kernels are compiled on the CPU, and each process takes some GB of the GPU's memory: a large card has room for more.
+GPU_JOBS ?= $(shell n=$$(( $$(getconf _NPROCESSORS_ONLN) / 2 )); echo $$(( n < 1 ? 1 : n > 4 ? 4 : n )))
 ARGS ?=
 
 ifdef PY
