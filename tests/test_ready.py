@@ -203,6 +203,25 @@ def test_tensors_without_an_address_have_no_kind(as_on_a_gpu):
             pkv.decode(kept[0], cache, stage=stage)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_tracer_is_refused_though_the_kind_is_known(as_on_a_gpu, monkeypatch):
+    q, cache = batch(CASE)
+    known = torch.empty_like(q), torch.empty(q.shape[:2])
+    monkeypatch.setattr(decoding, "decode_again", lambda kind, *args: None if kind is None else known)
+    assert pkv.decode(q, cache) is known[0]
+    with pytest.raises(TypeError, match=r"cannot be used inside of torch\.jit\.trace"):
+        torch.jit.trace(lambda q: pkv.decode(q, cache), (q,))
+
+
+def test_whether_a_gradient_is_wanted_is_part_of_the_kind(as_on_a_gpu):
+    """Else the first call under no_grad would hide what a later one is to be warned of."""
+    q, cache = batch(CASE)
+    q.requires_grad_()
+    with torch.no_grad():
+        silent = kind_of(q, cache, None, None, None)
+    assert silent != kind_of(q, cache, None, None, None)
+
+
 @pytest.mark.parametrize("parts", [{}, (), 0, False, ""])
 def test_parts_that_are_none_are_refused_whether_the_kind_is_known_or_not(as_on_a_gpu, parts, monkeypatch):
     q, cache = batch(CASE)
