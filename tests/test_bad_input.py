@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -274,12 +275,12 @@ def test_bad_options(ready, options, error, message):
         ("540", TypeError, r"lengths must be a flat list of ints, one per row, got a str"),
         ({5, 40}, TypeError, r"lengths must be a flat list of ints, one per row, got a set"),
         ({5: 40}, TypeError, r"lengths must be a flat list of ints, one per row, got a dict"),
-        ((n for n in [5, -1]), ValueError, r"lengths\[1\] = -1 must lie in 0"),
-        ((n for n in [5, 1.0]), TypeError, r"lengths must be integers, got float64"),
+        (iter([5, -1]), ValueError, r"lengths\[1\] = -1 must lie in 0"),
+        (iter([5, 1.0]), TypeError, r"lengths must be integers, got float64"),
         (5, (TypeError, ValueError), r"lengths .*"),
         (torch.tensor([[5]]), (TypeError, ValueError), r"lengths .*\[1, 1\]"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__ if isinstance(value, Iterator) else str(value),
 )
 def test_bad_lengths_of_a_plan(lengths, error, message):
     with pytest.raises(error, match=message):

@@ -301,13 +301,14 @@ def test_a_plan_of_one_stream_may_be_dropped_while_another_still_runs_it(stage):
     pkv.run(q, cache, plan)  # uploads it on this stream
     torch.ones(1, dtype=torch.int32, device=DEVICE)  # CUDA waits for all streams when it first loads a kernel
     torch.cuda.synchronize()
-    other = torch.cuda.Stream()
-    with torch.cuda.stream(other):
-        torch.cuda._sleep(1_000_000_000)
-        result = pkv.run(q, cache, plan)
     size = plan._kept["packed", q.device].numel()
+    other, dropped = torch.cuda.Stream(), weakref.ref(plan)
+    gc.collect()  # takes long, so it is done before
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(4_000_000_000)  # some 2 s
+        result = pkv.run(q, cache, plan)
     del plan
-    gc.collect()
+    assert dropped() is None
     others = [torch.ones(size, dtype=torch.int32, device=DEVICE) for _ in range(50)]
     is_busy = not other.query()
     torch.cuda.synchronize()

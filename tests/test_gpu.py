@@ -130,7 +130,7 @@ def test_adaptive_without_flashinfer(monkeypatch):
 
 
 GROUPS = {
-    "stage": "test_stage", "head-dims": "a7", "heads": "a8", "pages": "a9", "strides": "a5",
+    "stage": "test_stage[", "head-dims": "a7", "heads": "a8", "pages": "a9", "strides": "a5",
     "the-rest": "not a4 and not a5 and not a7 and not a8 and not a9 and not test_stage[",
 }  # fmt: skip
 

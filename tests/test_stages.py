@@ -65,6 +65,11 @@ def assert_same(stage, want, got):
             assert torch.equal(a, b)
 
 
+def may_hand_over(stage):
+    """On a GPU adaptive hands some layouts to FlashInfer, and others that it refuses to a stage of ours."""
+    return stage == "adaptive" and DEVICE.type != "cpu"
+
+
 def split_stages(splits=3):
     return stage_params({"splits": splits}, only={"splits"})
 
@@ -248,6 +253,7 @@ def decode_guarded(stage, end):
         print("inside", stage, case.name, flush=True)  # the last such line says where the process ended
 
 
+@only_on_cpu
 @pytest.mark.parametrize("end", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["end", "beginning"])
 def test_nothing_outside_the_tensors_is_touched(end, fresh):
     done = fresh(f"import test_stages\nfor stage in {ON_CPU}: test_stages.decode_guarded(stage, {end})")
@@ -332,7 +338,10 @@ def test_a5_strided_pages_equal_contiguous_ones(stage, layout):
         with pytest.raises(RuntimeError, match="cannot be read along head_dim in aligned vectors of 16 bytes"):
             decode(q, strided, stage)
         return
-    assert_same(stage, decode(q, cache, stage), decode(q, strided, stage))
+    if may_hand_over(stage):
+        assert_accurate(q, cache, *decode(q, strided, stage), stage=stage)
+    else:
+        assert_same(stage, decode(q, cache, stage), decode(q, strided, stage))
 
 
 @pytest.mark.parametrize("stage", stages())
@@ -345,7 +354,11 @@ def test_a5_hnd_equals_nhd(stage):
     )
     want = decode(q, cache, stage)
     for other in (hnd, view):
-        assert all(torch.equal(a, b) for a, b in zip(want, decode(q, other, stage), strict=True))
+        got = decode(q, other, stage)
+        if may_hand_over(stage):
+            assert_accurate(q, cache, *got, stage=stage)
+        else:
+            assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
 
 
 @pytest.mark.parametrize(("stage", "options"), stage_params({}, {"splits": 2}))
@@ -530,6 +543,7 @@ class Grids:
         return lambda *args, **kwargs: None
 
 
+@only_on_cpu
 @pytest.mark.parametrize(("stage", "options"), split_stages(2))
 def test_a13_only_the_first_grid_axis_grows(stage, options, monkeypatch):
     """Axes 1 and 2 end at 65,535 blocks: 2,050 rows of 32 KV heads are already too many."""
@@ -651,6 +665,7 @@ FAR += ["table-row", "table-column", "lengths"]
 OFTEN = ["pages-page", "pages-dim", "q-row", "q-dim", "out-row", "out-dim", "table-row", "table-column", "lengths"]
 
 
+@only_on_cpu
 def test_a4_offsets_beyond_int32(fresh):
     done = fresh(
         f"""
@@ -665,6 +680,7 @@ def test_a4_offsets_beyond_int32(fresh):
     assert done.out.splitlines() == [line for of_stage in lines for line in of_stage]
 
 
+@only_on_cpu
 @pytest.mark.slow
 def test_a4_offsets_of_every_axis_beyond_int32(fresh):
     seldom = [what for what in FAR if what not in OFTEN]
@@ -742,6 +758,7 @@ def merge_far(what):
 MERGE_FAR = ["partials-out", "partials-lse", "result-out", "result-lse"]
 
 
+@only_on_cpu
 def test_a4_partial_states_beyond_int32(fresh):
     done = fresh(
         f"""
