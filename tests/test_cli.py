@@ -248,7 +248,7 @@ def shell(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("words", ["plan --lengths 5", "plan --lengths 5 --json", "--version", "plan --help", ""])
 def test_output_that_cannot_be_written_is_one_line_and_an_error(words, unbuffered):
     done = shell(f"pkv {words} > /dev/full", PYTHONUNBUFFERED=unbuffered)

@@ -128,6 +128,7 @@ def test_a_fresh_clone_has_no_points(clone, tmp_path):
     assert all(case.find("failure") is not None for case in cases)
 
 
+@pytest.mark.slow
 def test_solutions_have_all_points_with_one_worker_or_two(clone, tmp_path):
     common = [clone, "--impl", "solutions", "--seed", "7", "-k", "ex00"]
     found = run(

@@ -53,7 +53,8 @@ ON_CPU = pytest.mark.skipif(DEVICE.type != "cpu", reason="interprets only where 
 
 
 def test_without_a_gpu_importing_pkv_is_enough(fresh):
-    done = fresh(START + "print(pkv.INTERPRETED, attempt())")
+    """Torch may have been at work before."""
+    done = fresh("import torch\ntorch.zeros(3).sum()\n" + START + "print(pkv.INTERPRETED, attempt())")
     assert done.out.split() == ["True", "19.5"]
     assert done.err == ""
 
@@ -86,10 +87,6 @@ def test_where_it_runs_decides_what_a_decode_without_a_stage_takes(launched):
     assert launched == ["row_local" if pkv.INTERPRETED else "stream_k"] * 2
     launched.clear()
     assert pkv.plan([5, 40], pkv.Shape.of(q, cache)).stage == "stream_k"  # plans are made for a GPU, wherever
-
-
-def test_torch_imported_before_is_fine(fresh):
-    assert fresh("import torch\ntorch.zeros(3).sum()\n" + START + "print(attempt())").out.strip() == "19.5"
 
 
 @pytest.mark.parametrize("value", ["1", "true", "0"])
