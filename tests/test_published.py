@@ -138,6 +138,9 @@ def test_least_squares_finds_a_known_answer():
     y = 3 * np.exp(-1.5 * x)
     found = fit.least_squares(lambda point: point[0] * np.exp(-point[1] * x) - y, np.array([1.0, 0.5]))
     assert found == pytest.approx([3, 1.5], rel=1e-3)
+    # stairs, as times are of costs at which programs change places: each is a valley to who looks no further
+    stairs = fit.least_squares(lambda point: np.floor(point * [40, 70, 110]) / [40, 70, 110] - 1.5, np.array([0.3]))
+    assert stairs == pytest.approx([1.5], abs=0.02)
     # where a whole step would overshoot, a shorter one is tried
     assert fit.least_squares(lambda point: np.arctan(20 * point), np.array([0.2])) == pytest.approx([0], abs=1e-3)
 
