@@ -107,7 +107,7 @@ FAILS = {
         "class Odd(Exception):\n    def __str__(self): raise self\nraise Odd", "", "raises Odd"),
     "ends_by_a_signal_without_a_name": ("import signal\nsignal.raise_signal(40)", "", "(killed by signal 40)"),
     "a_number_of_many_digits": ("return 10**5000", "", "an answer cannot be sent: ValueError"),
-    "a_large_number": ("return 10**400", "", "got an int of 1329 bits"),
+    "a_large_number": ("return 10**400", "", "got an int of 1,329 bits"),
     "a_nested_tensor": (
         "import torch\nreturn torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])", "", "cannot be sent"),
     "keys_that_cannot_be_printed": ("return {'\\ud800\\x1b': 1}", "", "got {  : 1}"),

@@ -705,7 +705,7 @@ def decode_at_page(stage, page):
 
 
 def decode_with_far_partials():
-    """The states of two rows kept where items 174,082 and up would keep theirs."""
+    """The states of two rows kept where items 174,082 and up would keep theirs; the stage reads where they lie."""
     first, n_items = 2**31 // (48 * 257) + 1, 8
     states = torch.empty(first + n_items, 48 * 257)  # of an item, so that out and lse both lie far
     buffer, lse_buffer = states[:, : 48 * 256].unflatten(1, (48, 256)), states[:, 48 * 256 :]
@@ -721,9 +721,9 @@ def decode_with_far_partials():
             return super().partial_offsets + first
 
     q, cache = batch(Case("far", [40, 17], n_q_heads=48, n_kv_heads=2, head_dim=256))
-    want = decode(q, cache, "split_kv", splits=3)
+    want = decode(q, cache, "length_buckets", splits=3)
     s1_split_kv.KernelArgs = FarArgs
-    got = decode(q, cache, "split_kv", splits=3)
+    got = decode(q, cache, "length_buckets", splits=3)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
     assert buffer[first, 0].abs().sum() > 0, "the far buffer was not used"
     print("as near")
