@@ -156,7 +156,9 @@ def test_every_default_configuration(fresh, arch, record_property):
     check_against_file(check_keys(fresh, arch, keys, record_property), arch)
 
 
-@pytest.mark.parametrize("kernel", ["row_local", "workqueue", "stream_k"])
+@pytest.mark.parametrize(
+    "kernel", [*(pytest.param(kernel, marks=pytest.mark.slow) for kernel in ("row_local", "workqueue")), "stream_k"]
+)
 def test_the_other_kernels(fresh, kernel, record_property):
     keys = [key for key in every_key() if key.tile == DEFAULT_TILE]
     check_against_file(check_keys(fresh, 86, keys, record_property, kernel), 86, kernel)
