@@ -41,7 +41,7 @@ lab: $(SETUP) ## open JupyterLab at the lessons
 demo: $(SETUP) ## run every stage on one ragged batch and check it
 	@$(PY) -m pkv demo $(ARGS)
 
-test: lint ## lint, types, spelling, unit tests, each notebook once (CPU, about 6 minutes)
+test: lint ## lint, types, spelling, unit tests, each notebook once (CPU, about 8 minutes)
 	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not slow and not browser" $(ARGS)
 
 lint: $(SETUP) ## format, lint, types and spelling only
@@ -50,7 +50,7 @@ lint: $(SETUP) ## format, lint, types and spelling only
 	$(PY) -m mypy
 	$(TYPOS) --force-exclude $(SOURCES) README.md CONTRIBUTING.md CHANGELOG.md docs *.toml *.yml Makefile Dockerfile NOTICE .ci
 
-test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (about 10 minutes)
+test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (about 14 minutes)
 	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu and (slow or browser)" $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA GPU (skipped, with a reason, where there is none)

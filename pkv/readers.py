@@ -153,6 +153,6 @@ def level(n_sms_with: Sequence[int], wanted: Sequence[float], room: float) -> fl
             if share <= want:
                 return share
             n_left -= n_sms
-            for _ in range(n_sms):
+            for _ in range(n_sms):  # one by one: a product would round otherwise, and who ends first may hang on that
                 taken += want
     return math.inf

@@ -20,7 +20,8 @@ from pkv._triton import INTERPRETED, tl, triton
 from tests.conftest import ROOT
 
 OWN = [stage for stage in pkv.STAGES if stage not in ("reference", "adaptive", "flashinfer")]
-BATCHES = [case for case in CASES if case.name != "one-long-63-short"] + [
+BATCHES = [
+    *CASES,
     Case("rows-of-many-runs", [2000, 5, 0, 700], n_q_heads=8, head_dim=128),
     Case("heads-of-four-warps", [130, 17], n_q_heads=32, n_kv_heads=1, head_dim=256),
 ]
