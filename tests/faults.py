@@ -179,14 +179,17 @@ def copy_tree(folder: Path, fault: Fault | None) -> None:
 
 
 def likely_first(fault: Fault) -> list[str]:
-    """All test files, first those that name the fault's function, then those that name its module."""
-    module, files = Path(fault.path).stem, sorted((ROOT / "tests").glob("test_*.py"))
+    """All test files: those that name the fault's function, then by how many of its module's names they name."""
+    tree = ast.parse((ROOT / fault.path).read_text(encoding="utf-8"))
+    kinds = ast.FunctionDef | ast.ClassDef
+    names = {node.name for node in ast.walk(tree) if isinstance(node, kinds)} | {Path(fault.path).stem}
 
-    def unlikely(path: Path) -> tuple[bool, bool, int]:
-        text = path.read_text(encoding="utf-8")
-        return fault.function not in text, re.search(rf"\b{module}\b", text) is None, path.stat().st_size
+    def unlikely(path: Path) -> tuple[bool, int]:
+        words = re.findall(r"\w+", path.read_text(encoding="utf-8"))
+        return fault.function not in words, -len(names.intersection(words))
 
-    return [path.relative_to(ROOT).as_posix() for path in sorted(files, key=unlikely)]
+    files = sorted((ROOT / "tests").glob("test_*.py"), key=unlikely)
+    return [path.relative_to(ROOT).as_posix() for path in files]
 
 
 def pytest_in(folder: Path, words: list[str], minutes: float) -> tuple[int | None, str, float]:
