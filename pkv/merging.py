@@ -164,15 +164,20 @@ def launch_merge(
     most_items: the most items of a row; more of them are right, but slower. partial_offsets: where each row's begin,
     int32 [n_rows + 1] on the same device; None: each row has most_items, row after row. signature: see launch_kernel.
     """
-    block_s = min(max(next_power_of_two(most_items), SMALLEST_BLOCK_S), LARGEST_BLOCK_S)
-    dim_blocks = min(max(block_s * shape.BLOCK_D // PROGRAM_ELEMENTS, 1), MOST_DIM_BLOCKS)
-    num_warps = min(max(block_s * shape.BLOCK_D // dim_blocks // PROGRAM_ELEMENTS, 1), MOST_WARPS)
+    block_s, dim_blocks, num_warps = merge_sizes(most_items, shape)
     launch_kernel(
         merge_kernel, n_rows * shape.GROUP * shape.N_KV_HEADS * dim_blocks,
         (partials, result, partial_offsets, row_ids, most_items), (shape, block_s, dim_blocks),
         None if signature is None else (*signature, (partial_offsets is None, row_ids is None)),
         num_warps=num_warps, **merge_options(shape),
     )  # fmt: skip
+
+
+def merge_sizes(most_items: int, shape: KernelShape) -> tuple[int, int, int]:
+    """(states loaded at once, programs that share a head's dims, warps of each) of a merge of up to so many items."""
+    block_s = min(max(next_power_of_two(most_items), SMALLEST_BLOCK_S), LARGEST_BLOCK_S)
+    dim_blocks = min(max(block_s * shape.BLOCK_D // PROGRAM_ELEMENTS, 1), MOST_DIM_BLOCKS)
+    return block_s, dim_blocks, min(max(block_s * shape.BLOCK_D // dim_blocks // PROGRAM_ELEMENTS, 1), MOST_WARPS)
 
 
 def merge_by(merge: Callable[..., Any], partials: StateArgs, result: StateArgs, partial_offsets: torch.Tensor) -> None:

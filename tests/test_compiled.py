@@ -8,6 +8,7 @@ the run; `pytest -s` shows them at once.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +33,10 @@ from pkv.gpus import ARCH_LIMITS, GpuProfile
 from pkv.launching import KernelArgs, is_aligned
 from tests.conftest import TABLES
 
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "pkv" / "data" / "compiled.json"
+BASELINE = ROOT / "tests" / "data" / "ptx.json"
+OTHER_CODE = "other instructions than those measured: measure before and after, then renew tests/data/ptx.json"
 ARCHITECTURES = (80, 86, 89, 90, 120)
 HOME = 86  # of the paper's card; make test-all compiles for the others
 KERNELS_OF_PLANNING = ("split_kv", "row_local", "workqueue", "stream_k")
@@ -61,7 +66,7 @@ for job in jobs:
 
 
 class Figures(dict):
-    """registers, shared, spilled, async_copies, global_loads, tensor_ops of one kernel."""
+    """registers, shared, spilled, async_copies, global_loads, tensor_ops, ptx of one kernel."""
 
     __getattr__ = dict.__getitem__
 
@@ -133,18 +138,25 @@ def check_keys(fresh, arch, keys, record_property, kernel="split_kv"):
     return dict(zip(map(str, keys), made, strict=True))
 
 
-def check_against_file(made, arch, kernel="split_kv"):
-    """Registers and shared memory as stored, where this is the Triton that they were stored with."""
-    with open(pkv.configs.__file__.replace("configs.py", "data/compiled.json")) as file:
-        stored_with = json.load(file)["triton"]
-    stored = compiled_figures()[str(arch)]
-    assert set(made) <= set(stored)
-    if triton.__version__ != stored_with:
-        pytest.skip(f"compiled.json comes from triton {stored_with}, this is {triton.__version__}; all else is checked")
-    different = {key: (stored[key][kernel], [f.registers, f.shared]) for key, f in made.items()}
-    assert not {key: pair for key, pair in different.items() if pair[0] != pair[1]}, (
+def stored(file):
+    """The figures in a file; skips where they come from another Triton."""
+    found = json.loads(file.read_text())
+    if triton.__version__ != found["triton"]:
+        pytest.skip(
+            f"{file.name} comes from triton {found['triton']}, this is {triton.__version__}; all else is checked"
+        )
+    return found["figures"]
+
+
+def check_against_files(made, arch, kernel="split_kv"):
+    """Registers, shared memory and instructions as stored, where this is the Triton that they were stored with."""
+    figures, hashes = stored(FIGURES)[str(arch)], stored(BASELINE).get(str(arch), {})
+    different = {name: (figures[name][kernel], [one.registers, one.shared]) for name, one in made.items()}
+    assert not {name: pair for name, pair in different.items() if pair[0] != pair[1]}, (
         "python -m pkv.bench.compiled --write"
     )
+    if hashes:
+        assert not [name for name, one in made.items() if hashes[name][kernel] != one.ptx], OTHER_CODE
 
 
 @pytest.mark.parametrize(
@@ -153,7 +165,7 @@ def check_against_file(made, arch, kernel="split_kv"):
 )
 def test_every_default_configuration(fresh, arch, record_property):
     keys = [key for key in every_key() if key.tile == DEFAULT_TILE]
-    check_against_file(check_keys(fresh, arch, keys, record_property), arch)
+    check_against_files(check_keys(fresh, arch, keys, record_property), arch)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +173,7 @@ def test_every_default_configuration(fresh, arch, record_property):
 )
 def test_the_other_kernels(fresh, kernel, record_property):
     keys = [key for key in every_key() if key.tile == DEFAULT_TILE]
-    check_against_file(check_keys(fresh, 86, keys, record_property, kernel), 86, kernel)
+    check_against_files(check_keys(fresh, 86, keys, record_property, kernel), 86, kernel)
 
 
 REST = [  # sm_89 compiles like sm_86, so that one kernel stands for all there; sm_120 likewise
@@ -178,7 +190,28 @@ REST = [  # sm_89 compiles like sm_86, so that one kernel stands for all there; 
 @pytest.mark.parametrize(("kernel", "arch", "tile"), REST)
 def test_every_other_configuration(fresh, arch, tile, kernel, record_property):
     keys = [key for key in every_key() if key.tile == tile]
-    check_against_file(check_keys(fresh, arch, keys, record_property, kernel), arch, kernel)
+    check_against_files(check_keys(fresh, arch, keys, record_property, kernel), arch, kernel)
+
+
+OTHERS = """
+import json
+from pkv.bench.compiled import MERGES, compile_key, jobs_of_baseline, name_of
+
+for key, arch, aligned, kernel, page_size in jobs_of_baseline():
+    if arch == {arch} and (kernel in MERGES or (aligned, page_size) != (True, 16)):
+        made = compile_key(key, arch, aligned, kernel, page_size)
+        print(json.dumps([name_of(key, aligned, page_size), kernel, made.ptx]))
+"""
+
+
+@pytest.mark.parametrize("arch", [86, pytest.param(90, marks=pytest.mark.slow)], ids="sm_{}".format)
+def test_instructions_of_merges_and_of_other_pages(fresh, arch):
+    """Those of the baseline that no test above compiles."""
+    hashes = stored(BASELINE)[str(arch)]
+    done = fresh(OTHERS.format(arch=arch), TRITON_INTERPRET="0", timeout=900)
+    found = [json.loads(line) for line in done.out.splitlines()]
+    assert len(found) > 40
+    assert [(name, kernel) for name, kernel, ptx in found if ptx != hashes[name][kernel]] == [], OTHER_CODE
 
 
 @pytest.mark.slow
@@ -187,8 +220,12 @@ def test_programs_of_several_items_do_not_spill_either(fresh, arch):
     """But for 32 heads of head_dim 256, whose programs have as many warps as help: a few bytes, and no plan of ours."""
     keys = [key for key in every_key() if key.tile == DEFAULT_TILE and (key.block_h, key.block_d) != LARGEST_PROGRAM]
     jobs = [key_job(key, "workqueue, several items") for key in keys]
-    spilled = {str(key): made.spilled for key, made in zip(keys, compiled(fresh, arch, jobs), strict=True)}
-    assert set(spilled.values()) == {0}, spilled
+    made = dict(zip(map(str, keys), compiled(fresh, arch, jobs), strict=True))
+    assert not {name: one.spilled for name, one in made.items() if one.spilled}
+    if hashes := stored(BASELINE).get(str(arch)):
+        assert not [name for name, one in made.items() if hashes[name]["workqueue, several items"] != one.ptx], (
+            OTHER_CODE
+        )
 
 
 VARIANTS = {
