@@ -10,18 +10,18 @@ torch.Size([2, 8, 64])
 import sys
 
 from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
-from pkv.cache import PagedKVCache
-from pkv.counters import Counters
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.known import GpuProfile
+from pkv.cards.simulation import Timeline, simulate
 from pkv.decoding import decode, plan, run
-from pkv.gpus import GpuProfile
-from pkv.merging import merge
-from pkv.parts import Parts
-from pkv.plans import Plan
-from pkv.shapes import Shape
-from pkv.simulation import Timeline, simulate
+from pkv.kernels.merging import merge
+from pkv.kernels.parts import Parts
+from pkv.plans.counters import Counters
+from pkv.plans.plan import Plan
+from pkv.plans.shape import Shape
+from pkv.runtime.tracers import uncompiled
 from pkv.stages import STAGES
 from pkv.stages.s4_adaptive import explain
-from pkv.tracers import uncompiled
 
 __version__ = "0.1.0"
 __all__ = [

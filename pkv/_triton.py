@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pkv.fast_interpreter import replace_builtins_once_a_launch
+from pkv.runtime.fast_interpreter import replace_builtins_once_a_launch
 
 _IMPORTED_BEFORE = "triton" in sys.modules
 _VARIABLE = "TRITON_INTERPRET"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from pkv.arguments import check_arrays, resolve_scale
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.stages.s0_reference import attend_row
 
 

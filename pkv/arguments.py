@@ -9,11 +9,11 @@ import numbers
 import numpy as np
 import torch
 
-from pkv.cache import PagedKVCache
-from pkv.configs import LARGEST_HEAD_DIM
-from pkv.plans import Plan, int_lengths
-from pkv.shapes import Shape
-from pkv.tracers import refuse_tracers
+from pkv.cache.paged import PagedKVCache
+from pkv.kernels.configs import LARGEST_HEAD_DIM
+from pkv.plans.plan import Plan, int_lengths
+from pkv.plans.shape import Shape
+from pkv.runtime.tracers import refuse_tracers
 from pkv.wording import count_of
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pkv.tracers import refuse_tracers
+from pkv.runtime.tracers import refuse_tracers
 
 LONGEST_ROW = 2**31 - 64  # tokens: the end of a row's last tile is an int32 too
 MOST_SPLITS = 2**16  # of a row; kernels cut rows in 32-bit arithmetic

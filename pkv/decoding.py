@@ -11,21 +11,21 @@ import torch
 
 from pkv._triton import INTERPRETED, require_launchable
 from pkv.arguments import check_arrays, check_kernel_shape, check_plan, may_overlap, resolve_scale
-from pkv.cache import PagedKVCache
-from pkv.captures import is_capturing
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.known import gpu_of
 from pkv.checks import LONGEST_ROW, Ints
-from pkv.gpus import gpu_of
-from pkv.interpreting import launch_interpreted
-from pkv.merging import MOST_DIM_BLOCKS
+from pkv.kernels.interpreter import launch_interpreted
+from pkv.kernels.merging import MOST_DIM_BLOCKS
+from pkv.kernels.parts import Parts, first_to_take, taken
 from pkv.options import checked_options, find_stage, options_of, unknown_argument
-from pkv.parts import Parts, first_to_take, taken
-from pkv.plans import Plan, int_lengths
-from pkv.ready import decode_again, kind_of, remember
-from pkv.shapes import Shape
+from pkv.plans.plan import Plan, int_lengths
+from pkv.plans.shape import Shape
+from pkv.runtime.graphs import is_capturing
+from pkv.runtime.tracers import is_traced, refuse_tracers
 from pkv.stages import TAKES
 from pkv.stages.s3_own_items import check_made_by, plan_by
 from pkv.stages.s4_adaptive import OWN
-from pkv.tracers import is_traced, refuse_tracers
+from pkv.step import decode_again, kind_of, remember
 
 DEFAULT_STAGE = "stream_k"  # the best stage that needs nothing from the host
 # Of decode(): in the interpreter programs run one after another, and stream_k has as many as a GPU, each with a search.

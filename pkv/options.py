@@ -10,8 +10,8 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+from pkv.cards.known import GpuProfile
 from pkv.checks import MOST_SPLITS, at_least
-from pkv.gpus import GpuProfile
 from pkv.stages import STAGES
 
 TAKEN_BY = dict.fromkeys(("scale", "out", "check"), "pkv.run and pkv.decode") | {

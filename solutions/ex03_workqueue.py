@@ -13,9 +13,9 @@ import torch
 
 from pkv import PagedKVCache, Shape, merge
 from pkv._triton import INTERPRETED, tl, triton
-from pkv.configs import choose_config
-from pkv.gpus import load_gpu
-from pkv.launching import cache_args, kernel_shape, strided
+from pkv.cards.known import load_gpu
+from pkv.kernels.configs import choose_config
+from pkv.kernels.launching import cache_args, kernel_shape, strided
 from pkv.tile import LOG2_E, StateArgs, attend_tokens, load_query, store_state
 
 Item = tuple[int, int, int]  # row, and the tokens begin:end of it

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import pkv
-from pkv.gpus import load_gpu
+from pkv.cards.known import load_gpu
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}

@@ -18,7 +18,7 @@ import torch
 from pairs import mark_the_others_slow
 
 import pkv
-from pkv import gpus
+from pkv.cards import known as gpus
 from pkv.stages import x_flashinfer
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -1,4 +1,4 @@
-"""pkv.playing's clock as plainly as it can be said: every copy of a program by itself, one event after another."""
+"""pkv.cards.clock's clock as plainly as it can be said: every copy of a program by itself, one event after another."""
 
 import heapq
 import math

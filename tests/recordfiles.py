@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from pkv.bench.loads import Load, grid
-from pkv.bench.records import Run, Timing, append
+from pkv.bench.loads.grids import Load, grid
+from pkv.bench.records.records import Run, Timing, append
 
 H200, SLICE, OLD = ("NVIDIA H200", 132), ("NVIDIA H200", 28), ("NVIDIA GeForce RTX 3060", 28)
 # engine: (family, GPU us per MB, GPU us of start-up, host plan us, workspace bytes per row)

@@ -12,7 +12,7 @@ from cases import Case, batch
 
 import pkv
 from pkv.accuracy import Yardstick
-from pkv.gpus import Costs, GpuProfile, load_gpu
+from pkv.cards.known import Costs, GpuProfile, load_gpu
 from pkv.stages import s3_workqueue, s4_adaptive, x_flashinfer
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, PREFERRED, cheapest, paper_route
 from pkv.stages.x_flashinfer import BackendError
@@ -345,7 +345,7 @@ def test_a_requeued_plan_is_the_queues_own(launched):
 def test_the_card_at_hand_brings_its_shipped_costs(monkeypatch):
     from types import SimpleNamespace
 
-    from pkv import gpus
+    from pkv.cards import known as gpus
 
     def of(name, major, minor, n_sms):
         properties = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=n_sms)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import pkv
-from pkv.bench import engines, live
-from pkv.bench.engine import Ready
-from pkv.bench.loads import SHAPE
-from pkv.bench.records import read_records
-from pkv.bench.sweep import loads_of
+from pkv.bench.engines import registry as engines
+from pkv.bench.engines.engine import Ready
+from pkv.bench.loads.grids import SHAPE
+from pkv.bench.measuring import live
+from pkv.bench.measuring.sweep import loads_of
+from pkv.bench.records.records import read_records
 from pkv.cli import main
 from pkv.commands import CommandError, bench, schedules
 

@@ -19,7 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 
 PAGE_SIZES = (1, 3, 8, 16, 48)
 HEADS, DIM = 2, 4

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 import pkv
-from pkv.bench import calibrate as calibration
-from pkv.bench import costfit, live
-from pkv.bench.calibrate import (
+from pkv.bench.fit import calibration, costfit
+from pkv.bench.fit.calibration import (
     ENGINES,
     LOADS,
     QUICK_LOADS,
@@ -27,18 +26,19 @@ from pkv.bench.calibrate import (
     plan_as,
     role_of,
 )
-from pkv.bench.costfit import fit, predicted_us
-from pkv.bench.loads import SHAPE, grid, load
-from pkv.bench.records import Records, Run, Timing, append, read_records
-from pkv.bench.regret import chosen_by, measured_regrets, taken_of
-from pkv.bench.tiles import as_served, tile_of
+from pkv.bench.fit.costfit import fit, predicted_us
+from pkv.bench.loads.grids import SHAPE, grid, load
+from pkv.bench.measuring import live
+from pkv.bench.records.records import Records, Run, Timing, append, read_records
+from pkv.bench.records.regret import chosen_by, measured_regrets, taken_of
+from pkv.bench.records.tiles import as_served, tile_of
+from pkv.cards.files import write_own
+from pkv.cards.known import TILES, Costs, GpuProfile, gpu_for, load_gpu
 from pkv.cli import Parser
 from pkv.commands import CommandError
 from pkv.commands import calibrate as command
-from pkv.configs import choose_tile
-from pkv.gpus import TILES, Costs, GpuProfile, gpu_for, load_gpu
-from pkv.plans import Plan
-from pkv.profiles import write_own
+from pkv.kernels.configs import choose_tile
+from pkv.plans.plan import Plan
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, cheapest, explain
 
 TRUTH = Costs(

@@ -15,9 +15,10 @@ import torch
 from cases import DEVICE, Case, batch, marks_of, options_of
 
 import pkv
-from pkv import _triton, captures, decoding
+from pkv import _triton, decoding
 from pkv.accuracy import Yardstick
-from pkv.plans import Plan
+from pkv.plans.plan import Plan
+from pkv.runtime import graphs as captures
 
 GPU = torch.device("cuda", 0)
 PLANNED_ON_GPU = [stage for stage, module in pkv.STAGES.items() if module.PLANNED_ON == "gpu"]
@@ -121,16 +122,16 @@ def test_stages_planned_on_the_gpu_read_no_array_of_the_plan(stage, dynamic, mon
 @pytest.mark.parametrize("stage", ON_HOST)
 def test_a_plan_that_is_not_on_the_gpu_yet_is_refused_while_a_graph_is_captured(stage, monkeypatch):
     q, cache = batch(Case("ragged", [40, 5, 70]))
-    monkeypatch.setattr("pkv.plans.is_capturing", lambda device: True)
-    monkeypatch.setattr("pkv.plans.keep_for_replays", lambda what, device: kept.append(what))
+    monkeypatch.setattr("pkv.plans.plan.is_capturing", lambda device: True)
+    monkeypatch.setattr("pkv.plans.plan.keep_for_replays", lambda what, device: kept.append(what))
     kept = []
     made = pkv.plan([40, 5, 70], pkv.Shape.of(q, cache), stage)
     with pytest.raises(RuntimeError, match=r"not on \w+ yet.*run it once with pkv\.run, then capture"):
         pkv.run(q, cache, made)
     assert not kept
-    monkeypatch.setattr("pkv.plans.is_capturing", lambda device: False)
+    monkeypatch.setattr("pkv.plans.plan.is_capturing", lambda device: False)
     want = pkv.run(q, cache, made)
-    monkeypatch.setattr("pkv.plans.is_capturing", lambda device: True)
+    monkeypatch.setattr("pkv.plans.plan.is_capturing", lambda device: True)
     assert all(torch.equal(a, b) for a, b in zip(want, pkv.run(q, cache, made), strict=True))
     assert kept
     assert {id(x) for x in kept} == {id(made._kept["packed", q.device])}, "all of the plan's memory"

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 import pkv
-from pkv.bench.regret import regrets
-from pkv.bench.traces import Request, make_trace, steps_of
+from pkv.bench.loads.traces import Request, make_trace, steps_of
+from pkv.bench.records.regret import regrets
+from pkv.cards.costs import predict
+from pkv.cards.files import write_own
+from pkv.cards.known import load_gpu
 from pkv.cli import COMMANDS, main
 from pkv.commands import demo, lab, output
-from pkv.costs import predict
-from pkv.gpus import load_gpu
-from pkv.profiles import write_own
 
 ROOT = Path(__file__).resolve().parents[1]
 COUNTERS = [field.name for field in dataclasses.fields(pkv.Counters)]
@@ -419,7 +419,7 @@ def test_of_a_trace_nothing_is_made_that_only_a_drawing_needs(command, capsys, m
     def refuse(*arguments):
         raise AssertionError("nobody asked who ran where")
 
-    monkeypatch.setattr("pkv.simulation._spans_of", refuse)
+    monkeypatch.setattr("pkv.cards.simulation._spans_of", refuse)
     assert main([command, "--trace", "uniform", "--steps", "2", "--gpu", "rtx3060"]) == 0
 
 
@@ -655,7 +655,7 @@ def test_explain_a_trace(capsys, tmp_path):
         numbers = by_route.pop(regret.route)
         assert (regret.mean, regret.worst) == pytest.approx((numbers["mean_regret"], numbers["worst_regret"]))
         assert regret.taken == numbers.get("chosen", {regret.route.removeprefix("always "): 3})
-    assert by_route == {}, "the same routes and the same measure as in pkv.bench.regret"
+    assert by_route == {}, "the same routes and the same measure as in pkv.bench.records.regret"
     assert found["policies"]["paper"]["chosen"] == {"length_buckets": 2, "workqueue": 1}
     assert sum(found["policies"]["cost"]["chosen"].values()) == 3
 

@@ -16,7 +16,8 @@ from cases import Case, batch
 
 import pkv
 from pkv._triton import triton
-from pkv.configs import (
+from pkv.cards.known import ARCH_LIMITS, GpuProfile
+from pkv.kernels.configs import (
     DEFAULT_TILE,
     TABLE,
     TILES,
@@ -29,8 +30,7 @@ from pkv.configs import (
     programs_per_sm,
     resident_programs,
 )
-from pkv.gpus import ARCH_LIMITS, GpuProfile
-from pkv.launching import KernelArgs, is_aligned
+from pkv.kernels.launching import KernelArgs, is_aligned
 from tests.conftest import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,10 +48,10 @@ MAY_SPILL = {("stream_k", 120): 152, ("stream_k", 80): 96, ("stream_k", 86): 40,
 MAY_SPILL |= {(kernel, 120): 24 for kernel in ("split_kv", "row_local", "workqueue")}
 COMPILE = """
 import dataclasses, json
-from pkv.bench.compiled import compile_entry, compile_key
-from pkv.configs import ConfigKey, choose_config
-from pkv.gpus import GpuProfile
-from pkv.shapes import Shape
+from pkv.bench.fit.compiled import compile_entry, compile_key
+from pkv.kernels.configs import ConfigKey, choose_config
+from pkv.cards.known import GpuProfile
+from pkv.plans.shape import Shape
 
 arch, jobs = json.loads('''{jobs}''')
 for job in jobs:
@@ -153,7 +153,7 @@ def check_against_files(made, arch, kernel="split_kv"):
     figures, hashes = stored(FIGURES)[str(arch)], stored(BASELINE).get(str(arch), {})
     different = {name: (figures[name][kernel], [one.registers, one.shared]) for name, one in made.items()}
     assert not {name: pair for name, pair in different.items() if pair[0] != pair[1]}, (
-        "python -m pkv.bench.compiled --write"
+        "python -m pkv.bench.fit.compiled --write"
     )
     if hashes:
         assert not [name for name, one in made.items() if hashes[name][kernel] != one.ptx], OTHER_CODE
@@ -195,7 +195,7 @@ def test_every_other_configuration(fresh, arch, tile, kernel, record_property):
 
 OTHERS = """
 import json
-from pkv.bench.compiled import MERGES, compile_key, jobs_of_baseline, name_of
+from pkv.bench.fit.compiled import MERGES, compile_key, jobs_of_baseline, name_of
 
 for key, arch, aligned, kernel, page_size in jobs_of_baseline():
     if arch == {arch} and (kernel in MERGES or (aligned, page_size) != (True, 16)):
@@ -389,7 +389,7 @@ def test_programs_that_reside_on_an_sm(registers, shared, num_warps, arch, resid
 def test_planning_uses_the_card_at_hand():
     llama = pkv.Shape(32, 8, 128, 16, "float16")
     for kernel in KERNELS_OF_PLANNING:  # shared memory: 102,400 / (18,440 + 1,024, rounded up)
-        assert programs_per_sm(llama, pkv.gpus.load_gpu("rtx3060"), 16, kernel) == 5
+        assert programs_per_sm(llama, pkv.cards.known.load_gpu("rtx3060"), 16, kernel) == 5
     assert pkv.plan([40], llama, gpu="rtx3060").programs_per_sm == 5
     assert pkv.plan([40], llama, gpu="h200").programs_per_sm > 4
     unknown = GpuProfile("of tomorrow", 130, 100)

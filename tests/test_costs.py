@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import pkv
-from pkv import costs
-from pkv.costs import at_least_one, deal, merged_bytes, predict
-from pkv.gpus import Costs, GpuProfile
-from pkv.plans import Launch, Plan
-from pkv.simulation import simulate
+from pkv.cards import costs
+from pkv.cards.costs import at_least_one, deal, merged_bytes, predict
+from pkv.cards.known import Costs, GpuProfile
+from pkv.cards.simulation import simulate
+from pkv.plans.plan import Launch, Plan
 
 # what fits times of an H200, and of 28 of its SMs; written out, so that a new fit does not move these tests
 WHOLE = GpuProfile(

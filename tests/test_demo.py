@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import pkv
-from pkv.bench.batches import UNMAPPED, bytes_needed, poisoned_batch
+from pkv.bench.loads.batches import UNMAPPED, bytes_needed, poisoned_batch
 from pkv.cli import main
 from pkv.commands import demo, limits, output
 

@@ -8,7 +8,7 @@ import pytest
 
 import pkv
 
-WITHOUT_KERNELS_COMPILED = "pkv.bench.compiled"  # needs Triton outside its interpreter
+WITHOUT_KERNELS_COMPILED = "pkv.bench.fit.compiled"  # needs Triton outside its interpreter
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(pkv.__path__, "pkv.")

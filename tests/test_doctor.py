@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from pkv.bench import provenance
+from pkv.bench.records import provenance
 from pkv.cli import main
 from pkv.commands import doctor, machine, selftest
 from pkv.commands.diagnosis import problems_of, why_cpu

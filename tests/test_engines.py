@@ -18,12 +18,24 @@ from cases import DEVICE, paged, randn
 
 import pkv
 from pkv.accuracy import Yardstick
-from pkv.bench import engines_flashinfer, engines_torch, engines_triton, rivals, stream
-from pkv.bench.batches import poisoned_batch
-from pkv.bench.engine import Batch
-from pkv.bench.engines import DEFAULT_ENGINES, ENGINES, find_engines
-from pkv.bench.engines_triton import sglang_splits
-from pkv.gpus import GpuProfile, gpu_of, load_gpu
+from pkv.bench.engines import (
+    flashinfer as engines_flashinfer,
+)
+from pkv.bench.engines import (
+    rivals,
+    stream,
+)
+from pkv.bench.engines import (
+    torch as engines_torch,
+)
+from pkv.bench.engines import (
+    triton as engines_triton,
+)
+from pkv.bench.engines.engine import Batch
+from pkv.bench.engines.registry import DEFAULT_ENGINES, ENGINES, find_engines
+from pkv.bench.engines.triton import sglang_splits
+from pkv.bench.loads.batches import poisoned_batch
+from pkv.cards.known import GpuProfile, gpu_of, load_gpu
 from pkv.stages import x_flashinfer
 
 CPU = torch.device("cpu")
@@ -120,7 +132,7 @@ def test_cost_needs_a_card_with_costs():
 
 
 def test_a_plan_of_the_host_is_made_once_a_step_and_run_for_every_layer(monkeypatch):
-    from pkv.bench import engines_pkv
+    from pkv.bench.engines import pkv as engines_pkv
 
     made = []
     plan_step = engines_pkv.plan_step

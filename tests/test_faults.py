@@ -37,7 +37,7 @@ def test_each_kind_of_fault_is_found_and_only_in_code(tmp_path, monkeypatch):
 
 
 def test_the_first_tests_are_those_that_name_the_function():
-    fault = faults.Fault("sign", "pkv/tile.py", 1, "find_pages", "", "")
+    fault = faults.Fault("sign", "pkv/kernels/tile.py", 1, "find_pages", "", "")
     files = faults.likely_first(fault)
     assert files[0] == "tests/test_interpreter.py"
     assert len(set(files)) == len(list((faults.ROOT / "tests").glob("test_*.py")))

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from pkv.bench.goals import ENGINE, TRITON_PEERS, Goal, goals, over_in_wall, over_peers, values_of
-from pkv.bench.results import Result
-from pkv.bench.shipped import shipped_records
+from pkv.bench.records.goals import ENGINE, TRITON_PEERS, Goal, goals, over_in_wall, over_peers, values_of
+from pkv.bench.records.results import Result
+from pkv.bench.records.shipped import shipped_records
 from pkv.viz import goalspage
 from pkv.viz.__main__ import goals_page
 from tests.conftest import ROOT

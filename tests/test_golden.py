@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 import pkv
-from pkv.bench.traces import make_trace, steps_of
+from pkv.bench.loads.traces import make_trace, steps_of
 from pkv.cli import main
 
 B8 = "--requests 24 --max-active 8 --steps 48"

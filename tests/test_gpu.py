@@ -15,9 +15,10 @@ import torch
 from cases import DEVICE, DTYPES, Case, batch, decode, options_of, stages
 
 import pkv
-from pkv import _triton, merging
+from pkv import _triton
 from pkv.accuracy import Yardstick
-from pkv.bench.traces import TRACES, make_trace, steps_of
+from pkv.bench.loads.traces import TRACES, make_trace, steps_of
+from pkv.kernels import merging
 from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s4_adaptive, s5_stream_k, x_flashinfer
 from tests.conftest import ROOT
 

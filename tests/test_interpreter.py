@@ -15,8 +15,8 @@ from cases import DEVICE, Case, batch, decode, stages
 import pkv
 from pkv._triton import tl, triton
 from pkv.accuracy import Yardstick
-from pkv.launching import KernelArgs
-from pkv.tile import attend_tokens, find_pages, load_tile
+from pkv.kernels.launching import KernelArgs
+from pkv.kernels.tile import attend_tokens, find_pages, load_tile
 
 REMEDY = "restart the kernel and import pkv first"
 DECODE = """
@@ -356,7 +356,8 @@ def test_b2_loops_with_loaded_and_reduced_bounds():
 
 def test_b4_no_kernel_is_autotuned():
     """Launching an autotuned kernel with two configurations fails in the interpreter."""
-    from pkv import merging, stages, tile
+    from pkv import stages, tile
+    from pkv.kernels import merging
 
     modules = [merging, tile, *vars(stages).values()]
     kernels = [

@@ -16,10 +16,11 @@ import torch
 from cases import DEVICE, Case, batch
 
 import pkv
-from pkv import _triton, merging
+from pkv import _triton
 from pkv._triton import triton
+from pkv.kernels import merging
+from pkv.kernels.tile import attend_tokens
 from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k
-from pkv.tile import attend_tokens
 
 MODULES = (s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, merging)
 KERNELS = {

@@ -12,12 +12,13 @@ import torch
 
 import pkv
 from pkv.accuracy import Accuracy
-from pkv.bench import checking, sweep, timing
-from pkv.bench.engine import Engine, Ready
-from pkv.bench.engines import find_engines
-from pkv.bench.loads import Load, Step, grid, load
-from pkv.bench.measuring import measure
-from pkv.bench.records import RecordError, Run, append, read_records
+from pkv.bench import timing
+from pkv.bench.engines.engine import Engine, Ready
+from pkv.bench.engines.registry import find_engines
+from pkv.bench.loads.grids import Load, Step, grid, load
+from pkv.bench.measuring import checking, sweep
+from pkv.bench.measuring.measurement import measure
+from pkv.bench.records.records import RecordError, Run, append, read_records
 
 CPU = torch.device("cpu")
 SHAPE = pkv.Shape(4, 2, 16, 4, "float32")

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pkv
-from pkv import merging
-from pkv.configs import WARP_THREADS, block_of
-from pkv.launching import strided
-from pkv.merging import LARGEST_BLOCK_S, launch_merge
-from pkv.tile import KernelShape, StateArgs
+from pkv.kernels import merging
+from pkv.kernels.configs import WARP_THREADS, block_of
+from pkv.kernels.launching import strided
+from pkv.kernels.merging import LARGEST_BLOCK_S, launch_merge
+from pkv.kernels.tile import KernelShape, StateArgs
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -220,7 +220,7 @@ def test_split_kv_merges_what_it_wrote(splits, monkeypatch, nan_memory):
         seen.update(out=partials.out.ptr, lse=partials.lse.ptr)
         launch_merge(partials, *rest)
 
-    monkeypatch.setattr("pkv.launching.launch_merge", keep)
+    monkeypatch.setattr("pkv.kernels.launching.launch_merge", keep)
     q, cache = batch(Case("ragged", [70, 0, 5, 33]), torch.float32)
     out, lse = pkv.decode(q, cache, stage="split_kv", splits=splits, return_lse=True)
     assert seen["out"].shape == (4 * splits, 4, 64)

@@ -15,12 +15,13 @@ import torch
 from cases import DEVICE, SMALL_CARD, Case, batch
 
 import pkv
-from pkv import _triton, parts
+from pkv import _triton
 from pkv._triton import INTERPRETED, tl, triton
 from pkv.accuracy import Yardstick
-from pkv.bench import engines_parts
-from pkv.bench.engines import find_engines
+from pkv.bench.engines.registry import find_engines
+from pkv.bench.measuring import parts as engines_parts
 from pkv.cli import main
+from pkv.kernels import parts
 from pkv.stages import TAKES
 from pkv.tile import attend_tile, attend_tokens
 
@@ -290,7 +291,7 @@ def test_the_last_launch_need_not_be_a_merge():
     own = pkv.plan([33, 33, 48], shape, "length_buckets", splits=2)
     one = pkv.plan([48], shape, "length_buckets", splits=1)
     items = np.concatenate([own.items[:4], np.add(one.items, [[2, 0, 0]])])
-    launches = (*own.launches[:2], pkv.plans.Launch("decode", (2,), 4, 5, 1))
+    launches = (*own.launches[:2], pkv.plans.plan.Launch("decode", (2,), 4, 5, 1))
     plan = pkv.Plan(
         "length_buckets", shape, own.lengths, items, np.arange(6), np.array([0, 2, 4, 5]), launches, 16, own.gpu, 4,
         item_order=np.arange(5),
@@ -742,10 +743,10 @@ def test_of_functions_that_are_made_anew_again_and_again_few_are_kept(memo):
 COMPILE = """
 import dataclasses, json
 import test_parts
-from pkv.bench.compiled import KERNELS, compile_entry
-from pkv.configs import choose_config
-from pkv.gpus import GpuProfile
-from pkv.shapes import Shape
+from pkv.bench.fit.compiled import KERNELS, compile_entry
+from pkv.kernels.configs import choose_config
+from pkv.cards.known import GpuProfile
+from pkv.plans.shape import Shape
 
 for dtype in {dtypes}:
     shape = Shape(32, 8, 64, 16, dtype)
@@ -781,11 +782,11 @@ VERSIONS = """
 import sys
 from pathlib import Path
 from triton.runtime.jit import compute_cache_key
-from pkv.bench.compiled import compile_entry
-from pkv.bench.engines_parts import read_parts
-from pkv.configs import choose_config
-from pkv.gpus import GpuProfile
-from pkv.shapes import Shape
+from pkv.bench.fit.compiled import compile_entry
+from pkv.bench.measuring.parts import read_parts
+from pkv.kernels.configs import choose_config
+from pkv.cards.known import GpuProfile
+from pkv.plans.shape import Shape
 
 file = Path(sys.argv[1] if len(sys.argv) > 1 else "{file}")
 shape = Shape(32, 8, 64, 16, "float16")

@@ -6,11 +6,12 @@ import pytest
 from plainclock import play_plainly
 
 import pkv
-from pkv import playing, simulation
-from pkv.gpus import load_gpu
-from pkv.playing import Rules, Work, play
-from pkv.readers import EvenPrograms, EvenSms
-from pkv.sharing import n_alike
+from pkv.cards import clock as playing
+from pkv.cards import simulation
+from pkv.cards.clock import Rules, Work, play
+from pkv.cards.known import load_gpu
+from pkv.cards.readers import EvenPrograms, EvenSms
+from pkv.cards.shares import n_alike
 
 STAGES = [stage for stage in pkv.STAGES if stage not in ("reference", "adaptive")]
 CARDS = ["rtx3060", "h200", "h200-28sm"]  # of the first, programs share the memory; of the others, SMs do

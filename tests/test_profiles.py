@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from pkv import gpus
+from pkv.cards import known as gpus
+from pkv.cards.files import cache_folder, checked_name, name_for, write_own
+from pkv.cards.known import Costs, GpuProfile, gpu_for, gpu_names, load_gpu
 from pkv.cli import main
-from pkv.gpus import Costs, GpuProfile, gpu_for, gpu_names, load_gpu
-from pkv.profiles import cache_folder, checked_name, name_for, write_own
 
 TRUTH = Costs(4300, 17, item_us=2.5, launch_us=1, step_us=4, sm_gb_per_s=100)
 CARD = GpuProfile("card", 90, 132)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pkv.bench import provenance
-from pkv.bench.provenance import READINGS, gpu_facts, readings_of, version_of
+from pkv.bench.records import provenance
+from pkv.bench.records.provenance import READINGS, gpu_facts, readings_of, version_of
 
 NUMBERS = [name for name in READINGS if name != "driver"]
 CANNOT_TELL = ["ERR!", "N/A", "[N/A]", "[Not Supported]", "Unknown Error", "[Unknown Error]", "GPU is lost", "",

@@ -17,9 +17,11 @@ from cases import DEVICE, DTYPES, Case, batch
 from test_launch_keys import CHANGES, kernels
 
 import pkv
-from pkv import decoding, launching, ready
-from pkv.ready import decode_again, kind_of, remember
+from pkv import decoding
+from pkv import step as ready
+from pkv.kernels import launching
 from pkv.stages import s2_row_local, s5_stream_k
+from pkv.step import decode_again, kind_of, remember
 
 kernels = kernels  # the fixture
 CASE = Case("ready", [70, 0, 300])

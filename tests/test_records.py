@@ -11,10 +11,10 @@ import pytest
 from recordfiles import SLICE, refusal_of, run_of, timing_of, write_records
 
 import pkv
-from pkv.bench import records
-from pkv.bench.loads import Load, Step, load, trace_load
-from pkv.bench.records import RecordError, Run, Timing, append, read_records
-from pkv.bench.sweep import end_last_line
+from pkv.bench.loads.grids import Load, Step, load, trace_load
+from pkv.bench.measuring.sweep import end_last_line
+from pkv.bench.records import records
+from pkv.bench.records.records import RecordError, Run, Timing, append, read_records
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACE = trace_load("bimodal", 8, 20260623)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import pkv
-from pkv.bench import regret
-from pkv.bench.regret import held_out, kernels_ms, regrets, routes_of, splits_for
-from pkv.bench.traces import make_trace, steps_of
-from pkv.gpus import load_gpu
+from pkv.bench.loads.traces import make_trace, steps_of
+from pkv.bench.records import regret
+from pkv.bench.records.regret import held_out, kernels_ms, regrets, routes_of, splits_for
+from pkv.cards.known import load_gpu
 
 LLAMA = pkv.Shape(32, 8, 128, 16, "float16")
 CARD = load_gpu("rtx3060")

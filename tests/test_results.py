@@ -7,11 +7,11 @@ import re
 import pytest
 from recordfiles import ENGINES, H200, OLD, SLICE, refusal_of, run_of, timing_of, write_records
 
-from pkv import profiles
-from pkv.bench import beside, published
-from pkv.bench.loads import Load, Step, grid, load, trace_load
-from pkv.bench.records import Records, append, read_records
-from pkv.bench.results import (
+from pkv.bench.loads import published
+from pkv.bench.loads.grids import Load, Step, grid, load, trace_load
+from pkv.bench.records import beside
+from pkv.bench.records.records import Records, append, read_records
+from pkv.bench.records.results import (
     differing,
     flagged,
     geomean,
@@ -26,12 +26,13 @@ from pkv.bench.results import (
     results_of,
     sound,
 )
-from pkv.bench.summaries import always, measured_regret, summaries
+from pkv.bench.records.summaries import always, measured_regret, summaries
+from pkv.cards import files as profiles
+from pkv.cards.files import read_shipped
+from pkv.cards.known import forget_profiles
 from pkv.commands import CommandError, compare
 from pkv.commands.sides import Side
 from pkv.commands.tables import as_table, over_all, published_beside
-from pkv.gpus import forget_profiles
-from pkv.profiles import read_shipped
 
 PLAIN = load("bimodal", 8, 16384)
 TRACES = [trace_load("bimodal", 8, seed) for seed in (20260623, 20260624, 20260625)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pkv
 from pkv.accuracy import Yardstick
-from pkv.plans import Launch
+from pkv.plans.plan import Launch
 from pkv.stages import s2_row_local, s3_workqueue
 from pkv.stages.s2_row_local import own_items
 from pkv.stages.s3_workqueue import equal_splits, longest_first, requeue
@@ -195,7 +195,7 @@ def test_an_unknown_ordering_is_named(wrong):
 
 def test_order_is_kept_where_all_programs_start_at_once():
     """Longest first only where some must wait: reading the order takes time."""
-    card, lengths = pkv.gpus.load_gpu("rtx3060"), [3000, 100, 700]
+    card, lengths = pkv.cards.known.load_gpu("rtx3060"), [3000, 100, 700]
     assert pkv.plan(lengths, SHAPE, stage="workqueue", gpu=card).item_order is None
     waiting = pkv.plan(lengths, SHAPE, stage="workqueue", splits=80, gpu=card)
     assert waiting.n_items > 28 * 8 // 2

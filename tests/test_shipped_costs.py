@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import pkv
-from pkv.bench.calibrate import calibrate, residuals_of, rows_of
-from pkv.bench.loads import PAPER_SEEDS
-from pkv.bench.records import Records, read_records
-from pkv.bench.regret import measured_regrets
-from pkv.gpus import GpuProfile, load_gpu
-from pkv.profiles import read_shipped
+from pkv.bench.fit.calibration import calibrate, residuals_of, rows_of
+from pkv.bench.loads.grids import PAPER_SEEDS
+from pkv.bench.records.records import Records, read_records
+from pkv.bench.records.regret import measured_regrets
+from pkv.cards.files import read_shipped
+from pkv.cards.known import GpuProfile, load_gpu
 from pkv.stages.s4_adaptive import CANDIDATES
 
 ROOT = Path(pkv.__file__).parents[1]
@@ -116,7 +116,7 @@ def test_the_profile_says_where_its_costs_come_from(card):
 
 @pytest.mark.slow
 def test_fitting_again_gives_the_stored_costs(card):
-    """As near as the records tell them; of the others only that they predict the same (pkv/bench/costfit.py).
+    """As near as the records tell them; of the others only that they predict the same (pkv/bench/fit/costfit.py).
 
     The stored ones are where an earlier way of fitting ended: less than 1.5 standard errors from where this one does.
     """

@@ -6,8 +6,8 @@ import json
 import pytest
 from recordfiles import run_of, timing_of
 
-from pkv.bench.loads import grid
-from pkv.bench.records import append
+from pkv.bench.loads.grids import grid
+from pkv.bench.records.records import append
 from pkv.commands import CommandError, compare
 
 PLAIN = grid("smoke")[0]

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import pkv
-from pkv.gpus import Costs, GpuProfile
-from pkv.plans import Launch, Plan
-from pkv.simulation import SPAN, simulate
+from pkv.cards.known import Costs, GpuProfile
+from pkv.cards.simulation import SPAN, simulate
+from pkv.plans.plan import Launch, Plan
 
 SHAPE = pkv.Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype="float16")
 COSTS = Costs(memory_gb_per_s=300, program_gb_per_s=12, item_us=3, launch_us=5, step_us=10, flashinfer_plan_us=70)

@@ -32,14 +32,14 @@ from cases import (
 )
 
 import pkv
-from pkv import merging
 from pkv._triton import tl, triton
 from pkv.accuracy import Yardstick
 from pkv.checks import LONGEST_ROW
-from pkv.launching import strided
-from pkv.merging import launch_merge
+from pkv.kernels import merging
+from pkv.kernels.launching import strided
+from pkv.kernels.merging import launch_merge
+from pkv.kernels.tile import KernelShape, StateArgs
 from pkv.stages import s1_split_kv
-from pkv.tile import KernelShape, StateArgs
 
 # -inf - -inf and 0 * NaN are silent on a GPU; the interpreter leaves a numpy warning.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -783,7 +783,7 @@ def show_range(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.con
 @pytest.mark.skipif(not pkv.INTERPRETED, reason="tl.zeros([SHAPE.BLOCK_D, ...]) does not compile")
 def test_splits_of_the_longest_row_there_can_be(monkeypatch):
     """Its 2**27 tiles, nearly, times 64 splits exceed 32 bits: the kernel finds the items that were planned."""
-    monkeypatch.setattr("pkv.launching.launch_merge", lambda partials, *rest: seen.append(partials))
+    monkeypatch.setattr("pkv.kernels.launching.launch_merge", lambda partials, *rest: seen.append(partials))
     seen = []
     q, cache = batch(Case("short", [5, 5], n_q_heads=1, n_kv_heads=1, head_dim=16))
     lengths = [LONGEST_ROW, 5]

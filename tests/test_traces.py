@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pkv
-from pkv.bench.tracefiles import read_trace
-from pkv.bench.traces import TRACES, Request, make_trace, never_active, steps_of
+from pkv.bench.loads.tracefiles import read_trace
+from pkv.bench.loads.traces import TRACES, Request, make_trace, never_active, steps_of
 from pkv.cli import main
 
 SEED = 20260623

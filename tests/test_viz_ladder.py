@@ -13,11 +13,11 @@ import recordfiles
 from drawings import SVG, assert_legible
 from recordfiles import H200, SLICE, run_of, timing_of, write_records
 
-from pkv.bench import fourmachines
-from pkv.bench.loads import grid, load, trace_load
-from pkv.bench.records import append, read_records
-from pkv.bench.results import results_of
-from pkv.bench.shipped import shipped_records
+from pkv.bench.loads.grids import grid, load, trace_load
+from pkv.bench.records import fourmachines
+from pkv.bench.records.records import append, read_records
+from pkv.bench.records.results import results_of
+from pkv.bench.records.shipped import shipped_records
 from pkv.viz import machinespage
 from pkv.viz.figures import FIGURES, Missing
 from pkv.viz.ladder import LADDER, Gain, claim, counts_of, draw_gains

@@ -12,9 +12,9 @@ from drawings import SVG, assert_legible, texts
 from recordfiles import ENGINES, H200, SLICE, run_of, timing_of, write_records
 
 from pkv import viz
-from pkv.bench import shipped
-from pkv.bench.loads import SHAPE, Load, Step, grid, load, trace_load
-from pkv.bench.records import Records, append, read_records
+from pkv.bench.loads.grids import SHAPE, Load, Step, grid, load, trace_load
+from pkv.bench.records import shipped
+from pkv.bench.records.records import Records, append, read_records
 from pkv.commands import CommandError, plot
 from pkv.viz import paperfigures
 from pkv.viz.figures import FIGURES, Missing

@@ -10,7 +10,7 @@ from drawings import LLAMA, SVG, assert_legible, ragged
 
 import pkv
 from pkv import viz
-from pkv.gpus import load_gpu
+from pkv.cards.known import load_gpu
 from pkv.stages.s5_stream_k_runs import RULES
 from pkv.viz import schedules, widgets
 from pkv.viz.runs import MOST_LANES, lanes_of, merges_of

@@ -14,9 +14,9 @@ from drawings import LLAMA, SVG, assert_legible, texts
 
 import pkv
 from pkv import viz
-from pkv.gpus import Costs, GpuProfile, load_gpu
-from pkv.plans import Launch, Plan
-from pkv.simulation import SPAN, Timeline, simulate
+from pkv.cards.known import Costs, GpuProfile, load_gpu
+from pkv.cards.simulation import SPAN, Timeline, simulate
+from pkv.plans.plan import Launch, Plan
 from pkv.stages.s4_adaptive import explain
 from pkv.viz import lanes, queue, rowstyles, timelines
 from pkv.viz.svg import SMALL, WIDTH

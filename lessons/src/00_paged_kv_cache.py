@@ -371,8 +371,8 @@ widgets.explore_pages(rows=3, longest=12, page_size=4)
 # **Predict.** Which part of the data sheet's rate does each of the three reach with one row of 16,384 tokens? And with eight rows, the longest of 65,536?
 
 # %%
-from pkv.bench.results import machine_of, results_of
-from pkv.bench.shipped import shipped_part
+from pkv.bench.records.results import machine_of, results_of
+from pkv.bench.records.shipped import shipped_part
 
 record = shipped_part("smoke", 132)
 print(*{machine_of(run) for run in record.runs.values()})
@@ -389,7 +389,7 @@ for load in ("equal(1,16k)", "zipf(8,64k)"):
 # On a GPU, the next cell times one row on yours, with one program per KV head. That is few: lesson 01 begins there.
 
 # %%
-from pkv.bench import live
+from pkv.bench.measuring import live
 
 engines = ["split_kv:splits=1", "gather-sdpa", "stream"]
 if live.can_time():

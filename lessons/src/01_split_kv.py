@@ -64,7 +64,7 @@ viz.draw_programs(split)
 # So many splits the plan takes when you do not ask for a number. What does it take for an H200, which has 132 SMs?
 
 # %%
-from pkv.configs import even_programs
+from pkv.kernels.configs import even_programs
 
 for gpu in ("rtx3060", "h200"):
     split = pkv.plan([65536], llama, stage="split_kv", gpu=gpu)
@@ -472,9 +472,9 @@ viz.draw_recorded("one_row", n_sms=28)
 # The paper has times for one of these traces, `bucketed`, with `length_buckets` for the stage, on the RTX 3060. FlashInfer's time over that stage's, there, in the simulator, and in our records (published and simulated times of FlashInfer hold its planning, the measured ones do not):
 
 # %%
-from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
-from pkv.bench.results import results_of
-from pkv.bench.shipped import shipped_part
+from pkv.bench.records.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
+from pkv.bench.records.results import results_of
+from pkv.bench.records.shipped import shipped_part
 
 for n_sms in (132, 28):
     groups, ms = published_beside(results_of(shipped_part("paper", n_sms)))
@@ -491,7 +491,7 @@ for words, our_ms, their_ms in zip(("published", "simulated"), ours, theirs):
 # On a GPU, this cell times one row of 65,536 tokens on yours: unsplit, split, and FlashInfer's decode on tensor cores (the GPU's units for small matrix products, which our kernels use too), if it is installed.
 
 # %%
-from pkv.bench import live
+from pkv.bench.measuring import live
 
 engines = ["split_kv:splits=1", "split_kv", "fa2-tensor-core", "stream"]
 if live.can_time():

@@ -155,7 +155,7 @@ print(*[line for line in changes if line[0] in "+-"], sep="\n")
 # **Predict.** What do the five states hold afterwards?
 
 # %%
-from pkv.launching import KernelArgs
+from pkv.kernels.launching import KernelArgs
 
 plan = pkv.plan([33], toy, stage="row_local", splits=5, tile=16, gpu="rtx3060")
 ramp = torch.arange(33, dtype=torch.float16)[None, :, None, None].expand(1, 33, 2, 64)
@@ -242,7 +242,7 @@ for stage in ("split_kv", "row_local"):
 # No GPU is needed to ask. `pkv.simulate` plays a plan on a model of a card: a program takes the first free place on an SM, starts up, then reads its bytes, and all that read share the memory. What a start-up costs on an RTX 3060, and how fast it reads, was fitted to times that a paper published, the one that this course follows: M. Ahmed, *PersistentKV*, arXiv 2606.26666. It is a model: it charges an empty program the same start-up as any other, and does not know that ours leave early.
 
 # %%
-from pkv.gpus import load_gpu
+from pkv.cards.known import load_gpu
 
 card = load_gpu("rtx3060")
 places = card.n_sms * card.costs.programs_per_sm
@@ -473,7 +473,7 @@ for splits in (4, 6, 7, 8, 12):
 # The paper's times for one of its traces: 8 rows, some of 24K to 64K tokens, most of 2K to 12K, over 48 steps, on an RTX 3060. None of these was used in the fit. The times of FlashInfer, the library that it compares with, hold its own planning, those of the paper's kernels do not. The paper has no time for row-local bounds alone, so there is only the simulator's. (`workqueue` comes in lesson 03.)
 
 # %%
-from pkv.bench.published import plans_of, published, simulated_ms
+from pkv.bench.loads.published import plans_of, published, simulated_ms
 
 rows = [row for row in published() if row.log == "seed_20260624_bimodal_b8.txt"]
 times = {row.configuration: f"{row.gpu_ms:.2f} ms" for row in rows}
@@ -519,8 +519,8 @@ viz.draw_recorded("bounds")
 # The paper's trace of the section before, on the H200. The memory is faster, so compare the order, not the times; and no time here holds planning, not even FlashInfer's (`fa2-tensor-core`, the kernel that the paper timed).
 
 # %%
-from pkv.bench.results import results_of
-from pkv.bench.shipped import shipped_part
+from pkv.bench.records.results import results_of
+from pkv.bench.records.shipped import shipped_part
 
 load = "trace bimodal B8 seed 20260624"
 measured = [results_of(shipped_part("paper", n_sms))[load] for n_sms in (28, 132)]
@@ -534,7 +534,7 @@ for engine in ("fa2-tensor-core", "length_buckets", "workqueue", "row_local", "s
 # On a GPU, this cell times the batch of this lesson on yours: `split_kv` and `row_local` in 12 splits, `row_local` left alone, and FlashInfer, if it is installed.
 
 # %%
-from pkv.bench import live
+from pkv.bench.measuring import live
 
 engines = [
     "split_kv:splits=12",

@@ -204,7 +204,7 @@ check("ex03_3")
 # Eight rows, not split: seven of 1,000 tokens, and last in the list one of 8,000. There are 8 KV heads.
 
 # %%
-from pkv.gpus import load_gpu
+from pkv.cards.known import load_gpu
 
 llama = pkv.Shape(
     n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16
@@ -288,7 +288,7 @@ for n_places in (11, 22):
 # **Predict.** With 4 splits for every row there are 32 items. Without `splits=`, the queue makes how many? More, or fewer?
 
 # %%
-from pkv.configs import even_programs
+from pkv.kernels.configs import even_programs
 
 ragged = [16384, 2000, 1500, 1000, 700, 500, 300, 200]
 shared = pkv.plan(ragged, llama, stage="workqueue", gpu="rtx3060")
@@ -364,7 +364,7 @@ print(f"split_kv's, longest first: {pkv.simulate(in_order, card).gpu_ms * 1000:.
 # The queue is the idea of a paper (M. Ahmed, *PersistentKV*, arXiv 2606.26666). It counts what its schedules do over **traces**: requests that come and go, step by step. The draws are published, so the same requests can be drawn again. Here `steps` gives the row lengths of each step, and `count` the means over the steps.
 
 # %%
-from pkv.bench.traces import make_trace, steps_of
+from pkv.bench.loads.traces import make_trace, steps_of
 
 
 def steps(trace, seed=20260623, max_active=8):
@@ -542,8 +542,8 @@ for name, stage in pkv.STAGES.items():
 # **Predict.** How long does `pkv.plan` take for our batch: about 5 microseconds, 50, or 500? And how many bytes must be copied to the GPU?
 
 # %%
-from pkv.bench.results import results_of
-from pkv.bench.shipped import shipped_part
+from pkv.bench.records.results import results_of
+from pkv.bench.records.shipped import shipped_part
 
 trace = results_of(shipped_part("paper", 132))["trace bimodal B8 seed 20260623"]
 print(f"recorded: {trace['workqueue'].plan_us:.0f} microseconds to plan 8 rows")
@@ -563,7 +563,7 @@ for n_layers in (1, 32):
 # **Predict.** How far off is the simulator, in the median, on the seed that it has not seen? Which of the three engines has the shortest published time?
 
 # %%
-from pkv.bench.published import published, simulated_ms
+from pkv.bench.loads.published import published, simulated_ms
 
 engines = ("length_buckets", "workqueue", "flashinfer")
 logs, errors = {}, {"fit": [], "judge": []}
@@ -723,7 +723,7 @@ viz.draw_recorded("machines")
 # If you have a GPU, the last cell times both batches of this lesson on it, the ragged one and the 64 short rows, in the same way.
 
 # %%
-from pkv.bench import live
+from pkv.bench.measuring import live
 
 engines = ["row_local:splits=20", "workqueue:splits=20", "row_local", "workqueue"]
 engines += ["fa2-tensor-core", "stream"]  # stream: a plain read of as many bytes

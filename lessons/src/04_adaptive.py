@@ -40,7 +40,7 @@ print(f"Kernels run {where}.")
 import torch
 
 from pkv import viz
-from pkv.bench.traces import make_trace, steps_of
+from pkv.bench.loads.traces import make_trace, steps_of
 
 torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
 llama = pkv.Shape(
@@ -120,7 +120,7 @@ check("ex04_1")
 # Idle SMs alone are no loss: memory is the limit, not SMs. What counts is whether the programs that are left can keep the memory busy. The simulator knows two rates for that:
 
 # %%
-from pkv.gpus import load_gpu
+from pkv.cards.known import load_gpu
 
 card = load_gpu("rtx3060")
 costs = card.costs
@@ -141,8 +141,8 @@ print(f"{memory / one:.1f} programs use all of it; 8 read {8 * one:.0f} GB/s")
 # **Predict.** For 4 rows, with FlashInfer's planning in the step and without: who is ahead?
 
 # %%
-from pkv.bench.fit import beyond
-from pkv.bench.published import published
+from pkv.bench.fit.paper import beyond
+from pkv.bench.loads.published import published
 
 logs = {row.configuration: row for row in published() if row.log.startswith("seed_")}
 for run in beyond(card):
@@ -210,7 +210,7 @@ for n_rows, longest, group in edges:
 # **Predict.** From which number of rows on does the queue win on the kernels? (The queue has 24 splits here, the number that the policy uses.) Use the last two numbers of programs that you computed: how many use all of the memory, and how many read the long row.
 
 # %%
-from pkv.bench.regret import kernels_ms
+from pkv.bench.records.regret import kernels_ms
 
 for n_rows in range(4, 10):
     lengths = [65536] + [4096] * (n_rows - 1)
@@ -227,7 +227,7 @@ for n_rows in range(4, 10):
 # The other way is to predict each stage's time, and to take the least. That needs a few **costs** of the card. Six of them were fitted to the paper's published times; the others are given:
 
 # %%
-from pkv.bench.fit import START
+from pkv.bench.fit.paper import START
 
 units = {"gb_per_s": "GB/s", "us": "us", "sm": "programs per SM"}
 known = {name: value for name, value in vars(costs).items() if value is not None}
@@ -251,7 +251,7 @@ print(f"{n_programs} of the paper's read {n_programs * costs.program_gb_per_s:.0
 # **Predict.** The 8 rows of above. Which term is the same for both? Which one decides?
 
 # %%
-from pkv.costs import predict
+from pkv.cards.costs import predict
 
 for played in eight:
     print(f"{played.plan.stage:10} simulated {played.gpu_ms:.3f} ms, predicted")
@@ -273,7 +273,7 @@ check("ex04_3")
 # **Predict.** Which of the three has the smallest error?
 
 # %%
-from pkv.bench.fit import clear_orders, errors, simulated
+from pkv.bench.fit.paper import clear_orders, errors, simulated
 
 rows = published()
 times = simulated(rows, costs)
@@ -415,7 +415,7 @@ print(f"equal at {planning / (buckets - rival):.1f} layers")
 # Real models have more layers than that. But this rests on a fitted number. Is there a measurement? In another table the paper timed single rows without FlashInfer's `plan()` (8,192 tokens with its kernel for CUDA cores, the others with tensor cores):
 
 # %%
-from pkv.bench.published import table
+from pkv.bench.loads.published import table
 
 alone = table("rtx3060_isolated.csv")
 for tokens in ("8192", "32768", "65536"):
@@ -474,7 +474,7 @@ check("ex04_6")
 # **Predict.** Which of "always FlashInfer" and "always the queue" has the larger regret with 8 rows? And with 4?
 
 # %%
-from pkv.bench.regret import held_out
+from pkv.bench.records.regret import held_out
 
 traces = {
     "bimodal, 8 rows": ("bimodal", llama, 24, 8, 48),
@@ -519,7 +519,7 @@ print("bucketed, 1 row: policy paper takes", paper.taken, f"worst {paper.worst:.
 # **Predict.** The *bucketed* log has one row, of 8,192 tokens and a few. What do the paper's gates take there, and what does that cost by each count?
 
 # %%
-from pkv.bench.published import mean_of_steps
+from pkv.bench.loads.published import mean_of_steps
 
 judges = {}
 for row in published():
@@ -792,7 +792,7 @@ viz.draw_recorded("ratios", n_sms=132)
 # If you have a GPU, this cell times one, four and eight rows of this lesson on it.
 
 # %%
-from pkv.bench import live
+from pkv.bench.measuring import live
 
 engines = ["length_buckets", "row_local", "workqueue", "adaptive"]
 engines += ["fa2-tensor-core", "batch-attention", "stream"]  # stream: a plain read

@@ -72,8 +72,8 @@ check("ex05_1")
 # **Predict.** Eight rows on an H200. Which takes longer: to plan the step on the host, or to run one layer of it on the GPU?
 
 # %%
-from pkv.bench.results import grouped, results_of, sound
-from pkv.bench.shipped import shipped_part
+from pkv.bench.records.results import grouped, results_of, sound
+from pkv.bench.records.shipped import shipped_part
 
 measured = {n: results_of(sound(shipped_part("paper", n))) for n in (28, 132)}
 step = measured[132]["trace bimodal B8 seed 20260623"]
@@ -163,7 +163,7 @@ print("of each program", program_items.tolist(), "of each row", row_items.tolist
 # **Predict.** The line is 5 + 13 + 7 units. Which row is cut, and how many partial states are there?
 
 # %%
-from pkv.gpus import load_gpu
+from pkv.cards.known import load_gpu
 
 toy = pkv.Shape(n_q_heads=8, n_kv_heads=2, head_dim=64, page_size=4, dtype=torch.float16)
 one_sm = dataclasses.replace(load_gpu("rtx3060"), n_sms=1)
@@ -220,7 +220,7 @@ print(inspect.getsource(find_item.fn))
 from typing import NamedTuple
 
 from pkv._triton import tl, triton
-from pkv.launching import strided
+from pkv.kernels.launching import strided
 
 
 class Tile(NamedTuple):
@@ -545,8 +545,8 @@ for n_sms, grid in ((28, "paper"), (28, "smoke"), (132, "paper"), (132, "full"))
 # %%
 from collections import Counter
 
-from pkv.bench.loads import grid as loads_of
-from pkv.bench.results import over_flashinfer
+from pkv.bench.loads.grids import grid as loads_of
+from pkv.bench.records.results import over_flashinfer
 
 four = {load.name: load for load in loads_of("paper") if " B4 " in load.name}
 stages = ("split_kv", "length_buckets", "row_local", "workqueue", "stream_k")
@@ -590,8 +590,8 @@ print("RTX 3060, predicted with the costs of the paper's kernels:", dict(taken))
 # **Predict.** With eight rows, in which column are the ratios largest? And with one row, what is left of the published gain without FlashInfer's planning?
 
 # %%
-from pkv.bench.fourmachines import four_machines
-from pkv.bench.shipped import shipped_records
+from pkv.bench.records.fourmachines import four_machines
+from pkv.bench.records.shipped import shipped_records
 
 machines = four_machines(sound(shipped_records()))
 print(" " * 27, *(f"{machine.name:>19}" for machine in machines))
@@ -611,7 +611,7 @@ for load in machines[0].ratios:
 # If you have a GPU, the last cell times three batches of this lesson on it: the ragged one, eight equal rows, and one long row.
 
 # %%
-from pkv.bench import live
+from pkv.bench.measuring import live
 
 engines = ["row_local", "workqueue", "stream_k"]
 engines += ["fa2-tensor-core", "batch-attention", "stream"]  # stream: a plain read

@@ -14,19 +14,19 @@ from typing import Any
 
 import torch
 
-from pkv.bench.engine import Engine
-from pkv.bench.engines import DEFAULT_ENGINES, ENGINES, find_engines
-from pkv.bench.engines_parts import LENGTHS, LOADS, beside, check_small, read_parts, runs
-from pkv.bench.live import can_time
-from pkv.bench.loads import GRIDS, Load
-from pkv.bench.measuring import ROUNDS
-from pkv.bench.records import RecordError, Records, Run, Timing
-from pkv.bench.sweep import Sweep, loads_of, resume, sweep
+from pkv.bench.engines.engine import Engine
+from pkv.bench.engines.registry import DEFAULT_ENGINES, ENGINES, find_engines
+from pkv.bench.loads.grids import GRIDS, Load
+from pkv.bench.measuring.live import can_time
+from pkv.bench.measuring.measurement import ROUNDS
+from pkv.bench.measuring.parts import LENGTHS, LOADS, beside, check_small, read_parts, runs
+from pkv.bench.measuring.sweep import Sweep, loads_of, resume, sweep
+from pkv.bench.records.records import RecordError, Records, Run, Timing
+from pkv.cards.known import gpu_of
 from pkv.commands import CommandError, arguments
 from pkv.commands.output import Progress, complain, print_json, say, table
 from pkv.commands.schedules import check_schedules
 from pkv.commands.tables import as_table
-from pkv.gpus import gpu_of
 from pkv.wording import count_of, verb
 
 HELP = "time every stage and its peers on a grid of loads, each checked against fp64 first"

@@ -13,17 +13,26 @@ from typing import Any
 
 import torch
 
-from pkv.bench.calibrate import ENGINES, LOADS, QUICK_LOADS, QUICK_ROUNDS, ROUNDS, Calibration, calibrate, engines_with
-from pkv.bench.engines import find_engines
-from pkv.bench.live import can_time
-from pkv.bench.records import RecordError, Records, Run, Timing, read_records
-from pkv.bench.regret import measured_regrets
-from pkv.bench.sweep import Sweep, sweep
-from pkv.bench.tiles import as_served, best_tile
+from pkv.bench.engines.registry import find_engines
+from pkv.bench.fit.calibration import (
+    ENGINES,
+    LOADS,
+    QUICK_LOADS,
+    QUICK_ROUNDS,
+    ROUNDS,
+    Calibration,
+    calibrate,
+    engines_with,
+)
+from pkv.bench.measuring.live import can_time
+from pkv.bench.measuring.sweep import Sweep, sweep
+from pkv.bench.records.records import RecordError, Records, Run, Timing, read_records
+from pkv.bench.records.regret import measured_regrets
+from pkv.bench.records.tiles import as_served, best_tile
+from pkv.cards.files import checked_name, name_for, shipped_names, write, write_own
+from pkv.cards.known import DEFAULT_TILE, GpuProfile, forget_profiles
 from pkv.commands import CommandError, arguments
 from pkv.commands.output import Progress, complain, print_json, say, table
-from pkv.gpus import DEFAULT_TILE, GpuProfile, forget_profiles
-from pkv.profiles import checked_name, name_for, shipped_names, write, write_own
 
 HELP = "measure what things cost on this GPU, for predictions and for policy='cost'"
 MEANINGS = {

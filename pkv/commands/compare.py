@@ -9,8 +9,8 @@ import argparse
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pkv.bench.records import Run
-from pkv.bench.results import commit_of, geomean
+from pkv.bench.records.records import Run
+from pkv.bench.records.results import commit_of, geomean
 from pkv.commands import CommandError, arguments
 from pkv.commands.output import print_json, say, table
 from pkv.commands.sides import Side, doubt_of, noise_of, side_of, timed

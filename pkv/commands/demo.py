@@ -16,15 +16,15 @@ import torch
 
 from pkv._triton import triton
 from pkv.accuracy import Yardstick
-from pkv.bench.batches import poisoned_batch
-from pkv.cache import PagedKVCache
+from pkv.bench.loads.batches import poisoned_batch
+from pkv.cache.paged import PagedKVCache
 from pkv.commands.arguments import DTYPES, add_json, lengths_of, seed_of
 from pkv.commands.limits import refuse_what_does_not_fit, refuse_what_takes_long
 from pkv.commands.machine import device_label
 from pkv.commands.output import Progress, print_json, say, table
 from pkv.commands.selftest import kernel_device
 from pkv.decoding import plan, run
-from pkv.shapes import Shape
+from pkv.plans.shape import Shape
 from pkv.stages import STAGES, x_flashinfer
 from pkv.wording import count_of
 

@@ -1,7 +1,7 @@
 """`pkv explain`: which stage adaptive takes for some row lengths, and why; of a trace, what each choice costs.
 
-Regret is that of pkv.bench.regret: a route's simulated time over the best route's of the same step, less 1, planning on
-the host left out.
+Regret is that of pkv.bench.records.regret: a route's simulated time over the best route's of the same step, less 1,
+planning on the host left out.
 """
 
 import argparse
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from pkv.bench.regret import routes_of
+from pkv.bench.records.regret import routes_of
+from pkv.cards.known import resolve_gpu
 from pkv.commands import CommandError, arguments
 from pkv.commands.means import StepProgress, shape_from
 from pkv.commands.output import print_json, say, table
 from pkv.commands.steps import Steps, add_steps, steps_from
-from pkv.gpus import resolve_gpu
-from pkv.shapes import Shape
+from pkv.plans.shape import Shape
 from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, Explanation, explain
 from pkv.wording import count_of, verb
 

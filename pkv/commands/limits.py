@@ -4,10 +4,10 @@ import os
 
 import torch
 
-from pkv.bench.batches import bytes_needed
+from pkv.bench.loads.batches import bytes_needed
 from pkv.commands import CommandError
-from pkv.plans import Plan
-from pkv.shapes import Shape
+from pkv.plans.plan import Plan
+from pkv.plans.shape import Shape
 
 SECONDS_PER_PROGRAM, SECONDS_PER_TILE = 0.005, 0.003  # in Triton's interpreter
 MOST_SECONDS = 120.0

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from pkv._triton import GPU_VISIBLE, INTERPRETED
-from pkv.bench.provenance import PATIENCE, answer_of, core_versions
+from pkv.bench.records.provenance import PATIENCE, answer_of, core_versions
 from pkv.bench.timing import launches_block
 from pkv.commands.selftest import SelfTest, kernel_device, run_self_test
 

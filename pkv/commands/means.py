@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from pkv.cards.costs import before_us
+from pkv.cards.simulation import Timeline, simulate
 from pkv.commands import CommandError
 from pkv.commands.arguments import OPTIONS
 from pkv.commands.output import MOST_MARKS, Progress, table
 from pkv.commands.steps import Steps
-from pkv.costs import before_us
 from pkv.decoding import plan
-from pkv.plans import Plan
-from pkv.shapes import Shape
-from pkv.simulation import Timeline, simulate
+from pkv.plans.plan import Plan
+from pkv.plans.shape import Shape
 
 SECONDS_BETWEEN = 1.0  # two lines of progress that show the same bar
 PLANNING = "flashinfer_plan_ms"  # only of steps that FlashInfer plans; part of gpu_ms

@@ -5,11 +5,11 @@ Of a trace it prints the means of all steps.
 
 import argparse
 
+from pkv.cards.known import resolve_gpu
 from pkv.commands import arguments
 from pkv.commands.means import GLOSSARY, PLANNING, as_lines, means_of, numbers_of, plan_of, timeline_of
 from pkv.commands.output import print_json, say
 from pkv.commands.steps import add_steps, steps_from
-from pkv.gpus import resolve_gpu
 
 HELP = "print a stage's plan for some row lengths, and what it costs"
 

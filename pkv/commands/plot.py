@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from pkv.bench.records import RecordError, Records
-from pkv.bench.results import parts
-from pkv.bench.shipped import shipped_files
+from pkv.bench.records.records import RecordError, Records
+from pkv.bench.records.results import parts
+from pkv.bench.records.shipped import shipped_files
 from pkv.commands import CommandError, arguments
 from pkv.commands.output import print_json, say
 from pkv.commands.tables import as_table, records_of

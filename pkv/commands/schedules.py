@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pkv.bench.engines import DEFAULT_ENGINES
-from pkv.bench.loads import Load
+from pkv.bench.engines.registry import DEFAULT_ENGINES
+from pkv.bench.loads.grids import Load
+from pkv.cards.known import gpu_of
 from pkv.commands import CommandError
 from pkv.commands.output import Progress, complain, print_json, say, table
 from pkv.decoding import plan
-from pkv.gpus import gpu_of
 from pkv.stages import STAGES
 
 NO_GPU = "no GPU: schedules are checked, nothing is timed"

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pkv.bench.records import Records
-from pkv.bench.results import Result, geomean, parts, refusals, results_of
+from pkv.bench.records.records import Records
+from pkv.bench.records.results import Result, geomean, parts, refusals, results_of
 from pkv.commands import CommandError
 from pkv.commands.tables import records_of
 

@@ -1,6 +1,6 @@
 """Which batches a command plans: one step's row lengths, or the steps of a trace.
 
-`--lengths 5,40` is one step of two rows. `--trace bimodal` is drawn (see pkv.bench.traces), `--trace FILE` is read.
+`--lengths 5,40` is one step of two rows. `--trace bimodal` is drawn (pkv.bench.loads.traces), `--trace FILE` is read.
 Of a long trace `--every 10` takes each tenth step: a sample whose means come ten times as soon.
 """
 
@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pkv.bench.tracefiles import read_trace
-from pkv.bench.traces import TRACES, Request, make_trace, never_active, steps_of
+from pkv.bench.loads.tracefiles import read_trace
+from pkv.bench.loads.traces import TRACES, Request, make_trace, never_active, steps_of
 from pkv.commands import CommandError
 from pkv.commands.arguments import at_least_1, in_range, lengths_of, quoted, rate_of, seed_of
 from pkv.wording import count_of, verb

@@ -7,9 +7,9 @@ an engine over all of them. A ratio is FlashInfer's time over the engine's: abov
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
-from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
-from pkv.bench.records import RecordError, Records, read_records
-from pkv.bench.results import (
+from pkv.bench.records.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
+from pkv.bench.records.records import RecordError, Records, read_records
+from pkv.bench.records.results import (
     LAYERS,
     NO_ATTENTION,
     Result,
@@ -26,7 +26,7 @@ from pkv.bench.results import (
     refusals,
     results_of,
 )
-from pkv.bench.summaries import Summary, summaries
+from pkv.bench.records.summaries import Summary, summaries
 from pkv.commands import CommandError
 from pkv.commands.output import table
 from pkv.wording import count_of

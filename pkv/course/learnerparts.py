@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pkv.configs import DEFAULT_TILE, plan_for
 from pkv.course.answering import BROKEN, NOT_STARTED, function_of
 from pkv.course.checking import report_here
 from pkv.course.home import learners_folder, material
 from pkv.course.tasks import Task, find_task
-from pkv.parts import Parts
-from pkv.shapes import Shape
+from pkv.kernels.configs import DEFAULT_TILE, plan_for
+from pkv.kernels.parts import Parts
+from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import default_splits
 
 

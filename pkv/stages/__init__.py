@@ -24,9 +24,9 @@ from typing import Any, Protocol
 
 import torch
 
-from pkv.cache import PagedKVCache
-from pkv.plans import Int32Array, Plan
-from pkv.shapes import Shape
+from pkv.cache.paged import PagedKVCache
+from pkv.plans.plan import Int32Array, Plan
+from pkv.plans.shape import Shape
 from pkv.stages import (
     s0_reference,
     s1_length_buckets,

@@ -14,10 +14,10 @@ Lengths [5, 40] give the items (0, 0:5), (1, 0:40): one per row, and no kernel l
 import numpy as np
 import torch
 
-from pkv.cache import PagedKVCache
-from pkv.gpus import GpuProfile, resolve_gpu
-from pkv.plans import Int32Array, Plan
-from pkv.shapes import Shape
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.known import GpuProfile, resolve_gpu
+from pkv.plans.plan import Int32Array, Plan
+from pkv.plans.shape import Shape
 
 PLANNED_ON = "host"
 

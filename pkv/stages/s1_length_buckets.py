@@ -9,10 +9,10 @@ Lengths [40, 5, 40], tile 16, splits 2: buckets 5 (row 1) and 40 (rows 0 and 2).
 
 import numpy as np
 
-from pkv.configs import plan_for
-from pkv.gpus import GpuProfile
-from pkv.plans import Int32Array, Launch, Plan, offsets_of
-from pkv.shapes import Shape
+from pkv.cards.known import GpuProfile
+from pkv.kernels.configs import plan_for
+from pkv.plans.plan import Int32Array, Launch, Plan, offsets_of
+from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import PARTS, default_splits, fault_of_items, indices_of, launch, launches_of, split_items
 
 __all__ = ["PARTS", "PLANNED_ON", "fault_of_items", "launch", "plan"]

@@ -15,15 +15,15 @@ import numpy.typing as npt
 import torch
 
 from pkv._triton import launch_kernel, tl, triton
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.known import GpuProfile
 from pkv.checks import MOST_SPLITS
-from pkv.configs import even_programs, plan_for
-from pkv.gpus import GpuProfile
-from pkv.launching import KernelArgs
-from pkv.parts import Parts
-from pkv.plans import Int32Array, Launch, Plan
-from pkv.shapes import Shape
-from pkv.tile import load_query, store_state
+from pkv.kernels.configs import even_programs, plan_for
+from pkv.kernels.launching import KernelArgs
+from pkv.kernels.parts import Parts
+from pkv.kernels.tile import load_query, store_state
+from pkv.plans.plan import Int32Array, Launch, Plan
+from pkv.plans.shape import Shape
 
 PLANNED_ON = "gpu"
 PARTS = ("attend_tokens", "merge")

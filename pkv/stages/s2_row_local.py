@@ -16,16 +16,16 @@ import numpy.typing as npt
 import torch
 
 from pkv._triton import launch_kernel, tl, triton
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.known import GpuProfile
 from pkv.checks import MOST_SPLITS
-from pkv.configs import plan_for
-from pkv.gpus import GpuProfile
-from pkv.launching import KernelArgs
-from pkv.parts import Parts
-from pkv.plans import Int32Array, Plan
-from pkv.shapes import Shape
+from pkv.kernels.configs import plan_for
+from pkv.kernels.launching import KernelArgs
+from pkv.kernels.parts import Parts
+from pkv.kernels.tile import load_query, store_empty, store_state
+from pkv.plans.plan import Int32Array, Plan
+from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, rectangle
-from pkv.tile import load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
 PARTS = ("attend_tokens", "merge")

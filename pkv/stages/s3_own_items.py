@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from pkv.cards.known import DEFAULT_TILE, GpuProfile
 from pkv.checks import LONGEST_ROW
-from pkv.configs import plan_for
-from pkv.gpus import DEFAULT_TILE, GpuProfile
-from pkv.parts import Cut
-from pkv.planchecks import first_fault
-from pkv.plans import Int32Array, Plan
-from pkv.shapes import Shape
+from pkv.kernels.configs import plan_for
+from pkv.kernels.parts import Cut
+from pkv.plans.plan import Int32Array, Plan
+from pkv.plans.shape import Shape
+from pkv.plans.soundness import first_fault
 from pkv.stages.s3_workqueue import queue_of, requeue
 from pkv.wording import count_of
 

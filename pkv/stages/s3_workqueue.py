@@ -19,16 +19,16 @@ import numpy.typing as npt
 import torch
 
 from pkv._triton import launch_kernel, tl, triton
-from pkv.cache import PagedKVCache
-from pkv.configs import MOST_WARPS, choose_tile, even_programs, plan_for
-from pkv.gpus import GpuProfile
-from pkv.launching import KernelArgs
-from pkv.parts import Parts
-from pkv.plans import Int32Array, Launch, Plan, offsets_of
-from pkv.shapes import Shape
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.known import GpuProfile
+from pkv.kernels.configs import MOST_WARPS, choose_tile, even_programs, plan_for
+from pkv.kernels.launching import KernelArgs
+from pkv.kernels.parts import Parts
+from pkv.kernels.tile import load_query, store_state
+from pkv.plans.plan import Int32Array, Launch, Plan, offsets_of
+from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
 from pkv.stages.s2_row_local import own_items
-from pkv.tile import load_query, store_state
 
 PLANNED_ON = "host"
 PARTS = ("attend_tokens", "merge", "plan")

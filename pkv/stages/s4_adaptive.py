@@ -5,8 +5,8 @@ policy="paper" is the published rule, to the letter, for a step of B rows with t
     G != 4               flashinfer            longest row < 16,384     flashinfer
     B <= 1               length_buckets        B >= 8                   workqueue            otherwise  flashinfer
 
-policy="cost" plans the step with every stage, FlashInfer included, predicts each plan's time on the GPU (pkv.costs),
-and takes the least; of those within 1% of it, which no prediction can tell apart, the first of PREFERRED. Planning on
+policy="cost" plans the step with every stage, FlashInfer included, predicts each plan's time (cards/costs.py), and
+takes the least; of those within 1% of it, which no prediction can tell apart, the first of PREFERRED. Planning on
 the host is charged to none, nor is this choice, which takes some ms of Python at 8 rows: it pays where a plan serves
 many layers. Both policies are pure functions of lengths, shape and GPU: the same step gets the same plan everywhere.
 
@@ -23,12 +23,12 @@ import numpy as np
 import torch
 
 from pkv.arguments import check_kernel_shape
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.costs import Prediction, predict
+from pkv.cards.known import GpuProfile, resolve_gpu
 from pkv.checks import Ints
-from pkv.costs import Prediction, predict
-from pkv.gpus import GpuProfile, resolve_gpu
-from pkv.plans import Int32Array, Plan, int_lengths
-from pkv.shapes import Shape
+from pkv.plans.plan import Int32Array, Plan, int_lengths
+from pkv.plans.shape import Shape
 from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, x_flashinfer
 from pkv.stages.x_flashinfer import BackendError
 from pkv.stages.x_flashinfer_rules import fault_of_lengths, why_not

@@ -25,17 +25,17 @@ import numpy.typing as npt
 import torch
 
 from pkv._triton import INTERPRETED, launch_kernel, tl, triton
-from pkv.cache import PagedKVCache
-from pkv.configs import next_power_of_two, plan_for, reading_programs
-from pkv.gpus import GpuProfile
-from pkv.launching import KernelArgs
-from pkv.merging import merge_items, merge_options
-from pkv.parts import Parts
-from pkv.plans import Int32Array, Launch, Plan, offsets_of
-from pkv.shapes import Shape
+from pkv.cache.paged import PagedKVCache
+from pkv.cards.known import GpuProfile
+from pkv.kernels.configs import next_power_of_two, plan_for, reading_programs
+from pkv.kernels.launching import KernelArgs
+from pkv.kernels.merging import merge_items, merge_options
+from pkv.kernels.parts import Parts
+from pkv.kernels.tile import load_query, store_empty, store_state
+from pkv.plans.plan import Int32Array, Launch, Plan, offsets_of
+from pkv.plans.shape import Shape
 from pkv.stages.s3_workqueue import queue_launches
 from pkv.stages.s5_stream_k_runs import cut_runs, find_item, find_row, find_share, rules_for
-from pkv.tile import load_query, store_empty, store_state
 
 PLANNED_ON = "gpu"
 PARTS = ("attend_tokens",)  # it merges in a way of its own, by the cuts between runs

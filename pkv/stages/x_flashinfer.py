@@ -21,13 +21,13 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from pkv.cache import PagedKVCache
-from pkv.captures import is_capturing, keep_for_replays
-from pkv.gpus import GpuProfile, resolve_gpu
-from pkv.pagedtensors import upload
-from pkv.paging import csr_positions, last_page_lengths
-from pkv.plans import Int32Array, Plan, offsets_of
-from pkv.shapes import Shape
+from pkv.cache.paged import PagedKVCache
+from pkv.cache.pool import csr_positions, last_page_lengths
+from pkv.cache.tensors import upload
+from pkv.cards.known import GpuProfile, resolve_gpu
+from pkv.plans.plan import Int32Array, Plan, offsets_of
+from pkv.plans.shape import Shape
+from pkv.runtime.graphs import is_capturing, keep_for_replays
 from pkv.stages.x_flashinfer_rules import (
     KERNELS,
     default_kernel,

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pkv.configs import WARP_THREADS, resident_programs
-from pkv.gpus import GpuProfile
-from pkv.plans import Int32Array, Launch
-from pkv.shapes import Shape
+from pkv.cards.known import GpuProfile
+from pkv.kernels.configs import WARP_THREADS, resident_programs
+from pkv.plans.plan import Int32Array, Launch
+from pkv.plans.shape import Shape
 from pkv.wording import count_of, verb
 
 KERNELS = ("tensor-core", "cuda-core")

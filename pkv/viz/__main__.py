@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 
-from pkv.bench.goals import goals
-from pkv.bench.results import results_of, sound
-from pkv.bench.shipped import shipped_part, shipped_records
+from pkv.bench.records.goals import goals
+from pkv.bench.records.results import results_of, sound
+from pkv.bench.records.shipped import shipped_part, shipped_records
 from pkv.decoding import plan
-from pkv.shapes import Shape
+from pkv.plans.shape import Shape
 from pkv.viz import goalspage, machinespage
 from pkv.viz.figures import draw_recorded
 from pkv.viz.plandrawing import draw_plan

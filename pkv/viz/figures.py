@@ -9,9 +9,9 @@ import math
 import re
 from collections.abc import Callable
 
-from pkv.bench.loads import SHAPE
-from pkv.bench.records import Records
-from pkv.bench.results import (
+from pkv.bench.loads.grids import SHAPE
+from pkv.bench.records.records import Records
+from pkv.bench.records.results import (
     FLASHINFER,
     LAYERS,
     engines_of,
@@ -21,7 +21,7 @@ from pkv.bench.results import (
     results_of,
     sound,
 )
-from pkv.bench.shipped import shipped_part, shipped_records
+from pkv.bench.records.shipped import shipped_part, shipped_records
 from pkv.viz.ladderfigures import gains
 from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.paperfigures import charges, ladder, machines, regret

@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_FLOOR, Decimal
 
-from pkv.bench.goals import ENGINE, Goal
-from pkv.bench.records import Run
-from pkv.bench.results import commit_of, machine_of
+from pkv.bench.records.goals import ENGINE, Goal
+from pkv.bench.records.records import Run
+from pkv.bench.records.results import commit_of, machine_of
 from pkv.viz.machinespage import prose
 from pkv.wording import count_of
 

@@ -7,7 +7,7 @@ known to within 2%, 0.99 is neither a gain nor a loss. A loss is drawn like a ga
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pkv.bench.results import geomean
+from pkv.bench.records.results import geomean
 from pkv.stages.s4_adaptive import OWN
 from pkv.viz.resultscales import draw_level, draw_ratio_axis, mark, positive, scale_of, some, times_in_words
 from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, text_width

@@ -6,8 +6,8 @@ On the loads of one kind a stage is 0.5 and 2 times as fast as FlashInfer: 1 tim
 import re
 from collections.abc import Iterable, Mapping
 
-from pkv.bench.records import Records
-from pkv.bench.results import FLASHINFER, Result, Results, geomean, grouped, over, results_of
+from pkv.bench.records.records import Records
+from pkv.bench.records.results import FLASHINFER, Result, Results, geomean, grouped, over, results_of
 from pkv.stages import STAGES
 from pkv.viz.ladder import LADDER, TIE, Gain, Gains, claim, draw_gains, summary_of
 from pkv.viz.needs import Missing, where

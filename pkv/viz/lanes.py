@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pkv.simulation import Timeline
+from pkv.cards.simulation import Timeline
 from pkv.viz.rowstyles import EMPTY, MERGE, keys_of
 
 MOST_LANES = 28

@@ -2,18 +2,19 @@
 
     python -m pkv.viz docs/machines.md      # writes the page, and docs/machines.svg beside it
 
-Every number and every "who gains most" comes from pkv.bench.fourmachines, so the page stays true when records change.
+Every number and every "who gains most" comes from bench/records/fourmachines.py, so the page stays true when records
+change.
 """
 
 import textwrap
 from collections.abc import Sequence
 
-from pkv.bench.fourmachines import PUBLISHED, SIMULATED, STAGES, Machine, card, four_machines, n_published_seeds
-from pkv.bench.loads import PAPER_RUNS, PAPER_SEEDS, PAPER_TRACES
-from pkv.bench.records import Records
-from pkv.bench.regret import PAPERS_POLICY
-from pkv.bench.results import geomean, grouped, over, results_of, sound
-from pkv.bench.results import parts as parts_of
+from pkv.bench.loads.grids import PAPER_RUNS, PAPER_SEEDS, PAPER_TRACES
+from pkv.bench.records.fourmachines import PUBLISHED, SIMULATED, STAGES, Machine, card, four_machines, n_published_seeds
+from pkv.bench.records.records import Records
+from pkv.bench.records.regret import PAPERS_POLICY
+from pkv.bench.records.results import geomean, grouped, over, results_of, sound
+from pkv.bench.records.results import parts as parts_of
 from pkv.viz.ladder import Gain, counts_of, draw_gains
 from pkv.viz.paperfigures import card_of
 from pkv.viz.resultscales import times_in_words

@@ -1,7 +1,7 @@
 """What figures of records need, and where their records come from: shared by all that draw of records."""
 
-from pkv.bench.records import Records
-from pkv.bench.results import differing, machine_of
+from pkv.bench.records.records import Records
+from pkv.bench.records.results import differing, machine_of
 from pkv.wording import count_of
 
 

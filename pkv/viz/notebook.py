@@ -7,7 +7,7 @@ notebook asks.
 import sys
 from typing import Any
 
-from pkv.plans import Plan
+from pkv.plans.plan import Plan
 
 
 def register() -> bool:

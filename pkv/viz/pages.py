@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.viz.holding import Holders, checked_highlight, claim, holders_of, n_filled_by
 from pkv.viz.svg import GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width
 from pkv.wording import count_of

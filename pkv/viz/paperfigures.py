@@ -5,14 +5,14 @@ Each takes the records of one machine and grid, `machines` those of all machines
 
 from collections.abc import Collection, Mapping
 
-from pkv.bench.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
-from pkv.bench.loads import SHAPE, Load
-from pkv.bench.records import Records
-from pkv.bench.regret import choices_of, comparable
-from pkv.bench.results import TRACE, Result, differing, grouped, parts, results_of
-from pkv.bench.summaries import measured_regret, who_pays
-from pkv.gpus import GpuProfile, profile_of
-from pkv.profiles import read_shipped, shipped_names
+from pkv.bench.loads.grids import SHAPE, Load
+from pkv.bench.records.beside import RIVAL_HERE, RIVAL_PUBLISHED, published_beside
+from pkv.bench.records.records import Records
+from pkv.bench.records.regret import choices_of, comparable
+from pkv.bench.records.results import TRACE, Result, differing, grouped, parts, results_of
+from pkv.bench.records.summaries import measured_regret, who_pays
+from pkv.cards.files import read_shipped, shipped_names
+from pkv.cards.known import GpuProfile, profile_of
 from pkv.stages.s4_adaptive import OWN, POLICIES
 from pkv.viz.bars import draw_regret
 from pkv.viz.needs import Missing, doubts, where

@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from pkv.plans import Plan
+from pkv.plans.plan import Plan
 from pkv.viz.svg import FAINT, GREY, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width, token_ticks
 from pkv.wording import count_of, verb
 

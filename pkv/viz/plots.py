@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from pkv.gpus import load_gpu
-from pkv.shapes import Shape
+from pkv.cards.known import load_gpu
+from pkv.plans.shape import Shape
 from pkv.viz.svg import FONT, GREY, INK, PALETTE, Picture
 
 MISSING = "this figure needs matplotlib: pip install matplotlib, into the environment of this kernel"

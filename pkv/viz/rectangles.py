@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pkv.plans import Plan
+from pkv.plans.plan import Plan
 from pkv.viz.rowstyles import Patches
 from pkv.viz.svg import FAINT, GREY, SMALL, WIDTH, Picture, Sheet
 from pkv.wording import count_of

@@ -5,9 +5,9 @@ Each takes the records of one machine and grid; see figures.py.
 
 import statistics
 
-from pkv.bench.loads import SHAPE
-from pkv.bench.records import Records
-from pkv.bench.results import STREAM, grouped, only, results_of
+from pkv.bench.loads.grids import SHAPE
+from pkv.bench.records.records import Records
+from pkv.bench.records.results import STREAM, grouped, only, results_of
 from pkv.viz.needs import Missing, where
 from pkv.viz.resultsrows import draw_bounds, draw_one_row
 from pkv.viz.svg import Picture

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pkv.simulation import Timeline
+from pkv.cards.simulation import Timeline
 from pkv.viz.bars import regret_claim, regret_in_words, regrets_of
 from pkv.viz.lanes import pieces_of, running, shown_sms
 from pkv.viz.plots import add_boxes, name_below, new_figure

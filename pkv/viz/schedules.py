@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from pkv.configs import programs_per_sm, reading_programs
+from pkv.cards.known import GpuProfile, load_gpu
+from pkv.cards.simulation import simulate
 from pkv.decoding import plan
-from pkv.gpus import GpuProfile, load_gpu
-from pkv.shapes import Shape
-from pkv.simulation import simulate
+from pkv.kernels.configs import programs_per_sm, reading_programs
+from pkv.plans.shape import Shape
 from pkv.stages import STAGES
 from pkv.stages.s4_adaptive import POLICIES, explain
 from pkv.viz.choices import draw_choice

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from pkv.merging import merge
+from pkv.kernels.merging import merge
 from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
 from pkv.wording import count_of
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pkv.costs import slots_per_sm
-from pkv.simulation import Timeline
+from pkv.cards.costs import slots_per_sm
+from pkv.cards.simulation import Timeline
 from pkv.wording import count_of, verb
 
 LONE = 0.05  # of the step: a row that is read alone for longer is the claim

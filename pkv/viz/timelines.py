@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pkv.simulation import Timeline
+from pkv.cards.simulation import Timeline
 from pkv.viz.lanes import MOST_PIECES, Piece, pieces_of, running, shown_sms, slots_in_use
 from pkv.viz.rowstyles import EMPTY, MERGE, OPACITY, STYLES, Patches, draw_legend, keys_of
 from pkv.viz.svg import FAINT, GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width

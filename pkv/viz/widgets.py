@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.checks import host_ints
 from pkv.decoding import plan
 from pkv.stages.s4_adaptive import POLICIES

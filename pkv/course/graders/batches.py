@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pkv._triton import GPU_VISIBLE
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.course.tasks import Case, Raised, Spec, Unfit
 
 OF_NOTHING = re.compile(

@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.course.graders.batches import attend, paged_batch, rounded_up, row_of
 from pkv.course.graders.ex01_states import LN_2, merge_states
 from pkv.course.tasks import Spec, Unfit
-from pkv.shapes import HEADS_PER_PROGRAM
+from pkv.plans.shape import HEADS_PER_PROGRAM
 
 
 def loop_batch(spec: Spec) -> tuple[torch.Tensor, PagedKVCache, int, int, float]:

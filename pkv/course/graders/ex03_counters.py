@@ -9,7 +9,7 @@ from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
-from pkv.bench.traces import make_trace, steps_of
+from pkv.bench.loads.traces import make_trace, steps_of
 from pkv.course.comparing import agree
 from pkv.course.graders.ex03_queues import Item, cut
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.course.graders.asking import kernel_mistake, launched
 from pkv.course.graders.batches import attend, paged_batch
 from pkv.course.graders.ex03_programs import Memory, Program, State, changed, play, right_program

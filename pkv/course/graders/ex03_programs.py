@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.course.graders.batches import attend
 from pkv.course.graders.ex03_queues import Item
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pkv.cache import PagedKVCache
+from pkv.cache.paged import PagedKVCache
 from pkv.course.comparing import agree
 from pkv.course.graders.batches import DEVICE, attend, paged_batch, rounded_up
 from pkv.course.graphs import Watch

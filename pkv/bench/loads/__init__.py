@@ -1,0 +1,1 @@
+"""What a benchmark decodes: batches, traces, and loads by name."""

@@ -1,0 +1,1 @@
+"""How an engine is checked and timed, on one load or on a grid of them."""

@@ -1,0 +1,1 @@
+"""What was measured: lines in files, and the numbers that are derived from them."""

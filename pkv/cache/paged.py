@@ -1,0 +1,250 @@
+"""The paged KV cache: K and V live in a pool of fixed-size pages, and a block table says which pages make up a row.
+
+Example, page size 4, lengths 3 and 10 (`PagedKVCache.from_dense(k, v, [3, 10], page_size=4)`):
+
+    block_table              pages
+    row 0: [0, -, -]         0: tokens 0..2 of row 0, one unused slot
+    row 1: [1, 2, 3]         1: tokens 0..3 of row 1    2: tokens 4..7    3: tokens 8 and 9, two unused slots
+
+Token 9 of row 1 lies in page `block_table[1, 9 // 4]` = 3, slot `9 % 4` = 1. Unused slots and table entries past a
+row's pages may hold anything and never reach a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pkv.cache.pool import PagePool, undoing
+from pkv.cache.tensors import PagedTensors, upload
+from pkv.checks import Ints, at_least, check_tensor, host_ints
+from pkv.plans.shape import dtype_named
+from pkv.runtime.tracers import refuse_tracers
+
+NOT_OWNED = """this cache was built from tensors and does not own its pages: write pages, block_table and lengths \
+yourself, or build the cache with PagedKVCache.empty or PagedKVCache.from_dense"""
+
+
+class PagedKVCache(PagedTensors):
+    """K and V of a batch of rows in pages, with the table that finds them.
+
+    k_pages, v_pages: [n_pages, page_size, n_kv_heads, head_dim] for layout "NHD", [n_pages, n_kv_heads, page_size,
+    head_dim] for "HND"; float16, bfloat16 or float32 (float64 for the reference); any strides. block_table: int32
+    [n_rows, max_pages], page ids. lengths: int32 [n_rows], tokens. All on one device; nothing is copied.
+
+    host_lengths: the same lengths where Python can read them, for planning without waiting for a GPU. Pass them if you
+    know them; `validate()` checks that they agree.
+
+    A cache built here reads tensors that someone else manages. `empty` and `from_dense` build one that owns its pages
+    and can `add`, `append`, `fork` and `free` rows. Each of these succeeds, or raises ValueError with nothing changed;
+    it does not wait for a GPU, and adds 1 to `version`. They run on the host: do not capture them in a CUDA graph. They
+    store numbers, not where these come from: no gradient flows back.
+
+    Threads may change, read and decode it at once; each waits for its turn (on a GPU until the one before has launched:
+    streams are the caller's to order). For several reads that must agree, a pickle or a copy, hold changes back by
+    `with cache.unchanged():`. A child of os.fork() refuses a cache that was just then being changed.
+
+    A change takes as long as what it changes, whatever the size of the pool. It refuses to build on tables that were
+    edited in place: at all, if torch counts the edit (`cache.lengths += 1`); on a CPU also behind torch's back (by
+    `.numpy()`, or a kernel of your own), in any length, in the last page of each row that `append` extends, or in any
+    page of the row that `fork` or `free` is given.
+
+    Raises TypeError or ValueError naming the argument and the remedy. Values are checked by `validate()`.
+    """
+
+    @classmethod
+    def empty(
+        cls,
+        n_pages: int,
+        page_size: int,
+        n_kv_heads: int,
+        head_dim: int,
+        max_rows: int,
+        *,
+        max_pages: int | None = None,
+        dtype: torch.dtype = torch.float16,
+        device: torch.device | str = "cpu",
+        layout: str = "NHD",
+    ) -> PagedKVCache:
+        """A cache that owns `n_pages` free pages, and `max_rows` rows that are inactive (length 0) until added.
+
+        max_pages: table columns, so a row holds at most max_pages * page_size tokens; by default a row may take the
+        whole pool.
+        """
+        n_pages, page_size = at_least(1, "n_pages", n_pages), at_least(1, "page_size", page_size)
+        n_kv_heads, head_dim = at_least(1, "n_kv_heads", n_kv_heads), at_least(1, "head_dim", head_dim)
+        max_pages = n_pages if max_pages is None else at_least(1, "max_pages", max_pages)
+        pool = PagePool(n_pages, page_size, at_least(0, "max_rows", max_rows), max_pages)
+        return cls._owning(pool, n_kv_heads, head_dim, dtype_named(dtype), torch.device(device), layout)
+
+    @classmethod
+    def from_dense(
+        cls,
+        k: Tensor,
+        v: Tensor,
+        lengths: Ints,
+        page_size: int = 16,
+        seed: int | None = None,
+        *,
+        layout: str = "NHD",
+        n_pages: int | None = None,
+        max_pages: int | None = None,
+        max_rows: int | None = None,
+    ) -> PagedKVCache:
+        """An owned cache with the first lengths[i] tokens of row i of k, v [n_rows, max_len, n_kv_heads, head_dim].
+
+        seed: shuffle the page ids with it (torch's global generator is untouched). By default there are exactly as many
+        pages, columns and rows as needed. More of them leave room for `append`, `add` and `fork`; free pages bring as
+        many columns unless max_pages says otherwise. Lengths on a GPU are copied to the host first.
+        """
+        known = host_ints("lengths", lengths)
+        check_tensor("k", k, (known.size, "max_len", "n_kv_heads", "head_dim"))
+        check_tensor("v", v, k.shape, k.dtype, k.device)
+        n_rows, max_len, n_kv_heads, head_dim = k.shape
+        page_size = at_least(1, "page_size", page_size)
+        bad = np.flatnonzero((known < 0) | (known > max_len))
+        if bad.size:
+            raise ValueError(f"lengths[{bad[0]}] = {known[bad[0]]} is outside [0, {max_len}], the tokens in a row of k")
+        n_used = -(-known // page_size)
+        min_pages, min_columns = max(1, int(n_used.sum())), max(1, int(n_used.max(initial=0)))
+        n_pages = min_pages if n_pages is None else at_least(min_pages, "n_pages", n_pages)
+        max_pages = min_columns + n_pages - min_pages if max_pages is None else max_pages
+        max_rows = n_rows if max_rows is None else at_least(n_rows, "max_rows", max_rows)
+        order = None
+        if seed is not None:
+            order = torch.randperm(n_pages, generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
+        pool = PagePool(n_pages, page_size, max_rows, at_least(min_columns, "max_pages", max_pages), order)
+        for length in known.tolist():
+            pool.open(length)
+        cache = cls._owning(pool, n_kv_heads, head_dim, k.dtype, k.device, layout)
+        rows, tokens = np.nonzero(np.arange(max_len) < known[:, None])
+        row_ids, token_ids = upload(np.stack([rows, tokens]), k.device)
+        pages, slots = pool.table[rows, tokens // page_size], tokens % page_size
+        cache._write(pages, slots, k[row_ids, token_ids], v[row_ids, token_ids])
+        return cache
+
+    def add(self, k: Tensor, v: Tensor) -> int:
+        """Store a new row, k and v [len, n_kv_heads, head_dim] (len 0 is a row too), and return its number.
+
+        Raises ValueError if there is no free row, or too few free pages or table columns.
+        """
+        with self._changing("add") as pool:
+            self._check_new_tokens(k, v, "len")
+            row, tokens = pool.open(len(k)), np.arange(len(k))
+            with undoing(lambda: pool.close(row)):
+                self._write(pool.table[row, tokens // self.page_size], tokens % self.page_size, k, v)
+            self._publish(pool, row, pool.columns_of(row))
+            return row
+
+    def append(self, k: Tensor, v: Tensor, rows: Ints | None = None) -> None:
+        """Add one token to each of `rows`, k and v [len(rows), n_kv_heads, head_dim], in place.
+
+        Without `rows`: k and v [n_rows, n_kv_heads, head_dim], and inactive rows are skipped. Raises ValueError if a
+        row repeats, is inactive or is full, or if there are too few free pages. `rows` on a GPU are copied to the host.
+        """
+        with self._changing("append") as pool:
+            if rows is None:
+                self._check_new_tokens(k, v, self.n_rows)
+                wanted = np.flatnonzero(pool.active)
+                if wanted.size < self.n_rows:
+                    k, v = (x[upload(wanted, self.device)] for x in (k, v))
+            else:
+                wanted = np.array([self._check_row(row) for row in host_ints("rows", rows)], dtype=np.int64)
+                repeated = wanted[np.bincount(wanted)[wanted] > 1]
+                if repeated.size:
+                    raise ValueError(f"rows names row {repeated[0]} more than once: append one token to it at a time")
+                self._check_new_tokens(k, v, wanted.size)
+            if wanted.size:
+                begun = wanted[pool.lengths[wanted] > 0]
+                self._check_entries_of("append", pool, begun, (pool.lengths[begun] - 1) // self.page_size)
+                pages, slots, growing = pool.extend(wanted)
+                with undoing(lambda: pool.retract(wanted, growing)):
+                    self._write(pages, slots, k, v)
+                self._publish(pool, growing, (pool.lengths[growing] - 1) // self.page_size)
+
+    def fork(self, row: int) -> int:
+        """Copy `row` to a new row and return its number: full pages are shared, a partial last page is copied.
+
+        Raises ValueError if `row` is inactive, or no row or page is free.
+        """
+        with self._changing("fork") as pool:
+            row = self._check_row(row)
+            self._check_entries_of("fork", pool, row, pool.columns_of(row))
+            child = pool.fork(row)
+            n_full, n_partial = divmod(int(pool.lengths[row]), self.page_size)
+            if n_partial:
+                source, target = pool.table[row, n_full], pool.table[child, n_full]
+                with undoing(lambda: pool.close(child)), torch.no_grad():
+                    for x in (self.k_nhd, self.v_nhd):
+                        x[target, :n_partial] = x[source, :n_partial]
+            self._publish(pool, child, pool.columns_of(child))
+            return child
+
+    def free(self, row: int) -> None:
+        """Give `row` and its pages back; pages that a fork shares stay. Raises ValueError if `row` is inactive."""
+        with self._changing("free") as pool:
+            row = self._check_row(row)
+            columns = pool.columns_of(row)
+            self._check_entries_of("free", pool, row, columns)
+            pool.close(row)
+            self._publish(pool, row, columns)
+
+    @classmethod
+    def _owning(
+        cls, pool: PagePool, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, layout: str
+    ) -> PagedKVCache:
+        inner = (n_kv_heads, pool.page_size) if layout == "HND" else (pool.page_size, n_kv_heads)
+        with torch.inference_mode(False):  # tensors made in inference mode cannot be written outside of it
+            shape = (pool.n_pages, *inner, head_dim)
+            k_pages, v_pages = (torch.zeros(shape, dtype=dtype, device=device) for _ in "kv")
+            cache = cls(k_pages, v_pages, upload(pool.table, device), upload(pool.lengths, device), layout)
+        cache._pool = pool
+        return cache
+
+    @contextmanager
+    def _changing(self, method: str) -> Iterator[PagePool]:
+        """The pool, ours alone until the change is done."""
+        refuse_tracers(method)
+        pool = self._pool
+        if pool is None:
+            raise ValueError(f"{method}: {NOT_OWNED}")
+        with self.unchanged():
+            edits = self._count_edits()
+            is_counted = edits != self._seen_edits
+            if is_counted or self.device.type == "cpu":  # on a GPU only a counted edit is worth waiting for the values
+                table = self.block_table.cpu().numpy() if is_counted else None
+                pool.check(method, self.lengths.cpu().numpy(), table)
+                self._seen_edits = edits
+            with pool.changing():
+                yield pool
+
+    def _check_entries_of(self, method: str, pool: PagePool, rows: int | np.ndarray, columns: np.ndarray) -> None:
+        if self.device.type == "cpu":  # numpy may have edited them, which torch does not count
+            pool.check_entries(method, self.block_table.numpy(), rows, columns)
+
+    def _write(self, pages: np.ndarray, slots: np.ndarray, k: Tensor, v: Tensor) -> None:
+        page_ids, slot_ids = upload(np.stack([pages, slots]).astype(np.int64), self.device)
+        if self.device.type != "meta":  # what is a view of the pages, such as a page to copy, is copied first
+            pools = [x.untyped_storage().data_ptr() for x in (self.k_pages, self.v_pages)]
+            k, v = (x.clone() if x.untyped_storage().data_ptr() in pools else x for x in (k, v))
+        with torch.no_grad():
+            self.k_nhd[page_ids, slot_ids] = k
+            self.v_nhd[page_ids, slot_ids] = v
+
+    def _publish(self, pool: PagePool, rows: int | np.ndarray, columns: np.ndarray) -> None:
+        """Bring these entries of the table and all lengths to the device, in place and without waiting for it."""
+        if columns.size:
+            entries = [np.broadcast_to(rows, columns.shape), columns, pool.table[rows, columns]]
+            row_ids, column_ids, pages = upload(np.stack(entries).astype(np.int64), self.device)
+            self.block_table[row_ids, column_ids] = pages.int()
+        self.lengths.copy_(upload(pool.lengths, self.device))
+        self._seen_edits = self._count_edits()
+        self.version += 1
+
+    def _check_new_tokens(self, k: Tensor, v: Tensor, n_tokens: int | str) -> None:
+        check_tensor("k", k, (n_tokens, self.n_kv_heads, self.head_dim), self.dtype, self.device)
+        check_tensor("v", v, k.shape, self.dtype, self.device)

@@ -1,0 +1,217 @@
+"""The host's side of paging, in numpy: which pages a row uses, and who owns which page.
+
+Nothing here needs the device, so a cache on a GPU can change its rows without waiting for it. Every method of
+`PagePool` checks first and changes afterwards: an error leaves everything as it was.
+
+Example: 4 pages of 4 tokens. `open(10)` gives row 0 pages 0, 1, 2. `fork(0)` gives row 1 pages 0, 1, 3: the two full
+pages are shared (`ref_counts` 2), and page 3 is to receive the 2 tokens of page 2. The pool is now full.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+from pkv.checks import LONGEST_ROW
+from pkv.runtime.locks import Lock
+from pkv.wording import count_of, verb
+
+UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
+
+
+def pages_used(
+    lengths: np.ndarray, page_size: int, max_pages: int, begin: int = 0, name: str = "lengths"
+) -> np.ndarray:
+    """Pages of each row, int64; ValueError if a length is negative or beyond the table. Rows count from `begin`."""
+    lengths = lengths.astype(np.int64)
+    n_used = -(-lengths // page_size)
+    bad = np.flatnonzero((lengths < 0) | (n_used > max_pages) | (lengths > LONGEST_ROW))
+    if bad.size:
+        length, n, entry = lengths[bad[0]], n_used[bad[0]], f"{name}[{begin + bad[0]}]"
+        if length < 0:
+            raise ValueError(f"{entry} = {length} is negative: a row holds 0 tokens or more")
+        if n <= max_pages:
+            raise ValueError(f"{entry} = {length} is above {LONGEST_ROW}, the most tokens a row can hold")
+        raise ValueError(
+            f"{entry} = {length} needs {count_of(n, 'page')} of {page_size}, block table has {max_pages}: "
+            f"give it {count_of(n, 'column')} or shorten the row"
+        )
+    return n_used
+
+
+def csr_positions(n_used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indptr [n_rows + 1], and the row and column of each used table entry, row after row."""
+    indptr = np.concatenate([[0], np.cumsum(n_used)])
+    rows = np.repeat(np.arange(n_used.size), n_used)
+    return indptr, rows, np.arange(indptr[-1]) - indptr[rows]
+
+
+def last_page_lengths(lengths: np.ndarray, page_size: int) -> np.ndarray:
+    """Tokens in the last page of each row, as in [1, page_size]: a full page counts page_size, a row of none counts 1.
+
+    >>> last_page_lengths(np.array([3, 8, 0]), page_size=4).tolist()
+    [3, 4, 1]
+    """
+    return (np.maximum(lengths, 1) - 1) % page_size + 1
+
+
+class PagePool:
+    """Free list, reference counts, and the host's copy of block table and lengths.
+
+    lock: held by whoever changes the pool, or relies on it to stay as it is. is_changing: between the beginning and the
+    end of a change; who holds the lock sees it only in a child of a fork that came in between.
+    """
+
+    def __init__(
+        self, n_pages: int, page_size: int, n_rows: int, max_pages: int, order: Iterable[int] | None = None
+    ) -> None:
+        self.n_pages, self.page_size, self.n_rows, self.max_pages = n_pages, page_size, n_rows, max_pages
+        self.free_pages: deque[int] = deque(range(n_pages) if order is None else order)
+        self.ref_counts = np.zeros(n_pages, np.int32)
+        self.table = np.full((n_rows, max_pages), UNUSED, np.int32)
+        self.lengths = np.zeros(n_rows, np.int32)
+        self.active = np.zeros(n_rows, bool)
+        self.lock, self.is_changing = Lock(), False
+
+    def columns_of(self, row: int) -> np.ndarray:
+        """The columns of the table that `row` uses."""
+        return np.arange(-(-self.lengths[row] // self.page_size))
+
+    def open(self, length: int) -> int:
+        """Activate the lowest free row, with pages for `length` tokens."""
+        row, n_used = self._free_row(), -(-length // self.page_size)
+        tokens = f"{count_of(length, 'token')} {verb(length, 'need')}"
+        need = f"row {row}: {tokens} {count_of(n_used, 'page')} of {self.page_size}"
+        if n_used > self.max_pages:
+            raise ValueError(
+                f"{need}, block table has {self.max_pages}: "
+                f"pass fewer tokens or build the cache with max_pages >= {n_used}"
+            )
+        self._require_pages(n_used, need)
+        self.table[row, :n_used] = self._take(n_used)
+        self.lengths[row], self.active[row] = length, True
+        return row
+
+    def extend(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lengthen each of `rows` (distinct, active) by a token: its page, its slot, and the rows given a new page."""
+        columns, slots = np.divmod(self.lengths[rows], self.page_size)
+        overfull = rows[columns == self.max_pages]
+        if overfull.size:
+            row, n_tokens = overfull[0], self.lengths[overfull[0]] + 1
+            raise ValueError(
+                f"row {row}: {count_of(n_tokens, 'token')} {verb(n_tokens, 'need')} "
+                f"{count_of(self.max_pages + 1, 'page')} of {self.page_size}, block table has {self.max_pages}: "
+                f"free the row or build the cache with max_pages > {self.max_pages}"
+            )
+        # Only full pages are ever shared, so a row's partial page is its own to write.
+        starting = slots == 0
+        growing, n_free = rows[starting], len(self.free_pages)
+        if growing.size > n_free:
+            need = f"{count_of(growing.size, 'row')} {verb(growing.size, 'need')} a new page each"
+            self._require_pages(growing.size, f"row {growing[n_free]}: {need}")
+        self.table[growing, columns[starting]] = self._take(growing.size)
+        self.lengths[rows] += 1
+        return self.table[rows, columns], slots, growing
+
+    def retract(self, rows: np.ndarray, growing: np.ndarray) -> None:
+        """Take back one `extend` of `rows`, of which `growing` got a new page."""
+        self.lengths[rows] -= 1
+        columns = self.lengths[growing] // self.page_size
+        pages = self.table[growing, columns]
+        self.ref_counts[pages] = 0
+        self.free_pages.extendleft(reversed(pages.tolist()))
+        self.table[growing, columns] = UNUSED
+
+    def fork(self, row: int) -> int:
+        """Activate a free row that shares the full pages of `row`; a partial last page gets a page of its own."""
+        child, length = self._free_row(), self.lengths[row]
+        n_full, n_partial = length // self.page_size, int(length % self.page_size > 0)
+        self._require_pages(n_partial, f"row {row}: its fork needs {n_partial} page for the partial last page")
+        shared = self.table[row, :n_full]
+        self.ref_counts[shared] += 1
+        self.table[child, :n_full] = shared
+        self.table[child, n_full : n_full + n_partial] = self._take(n_partial)
+        self.lengths[child], self.active[child] = length, True
+        return child
+
+    def close(self, row: int) -> None:
+        """Deactivate `row`; its pages become free unless a fork still holds them."""
+        columns = self.columns_of(row)
+        pages = self.table[row, columns]
+        self.ref_counts[pages] -= 1
+        self.free_pages.extend(pages[self.ref_counts[pages] == 0].tolist())
+        self.table[row, columns] = UNUSED
+        self.lengths[row], self.active[row] = 0, False
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around a change."""
+        self.is_changing = True
+        try:
+            yield
+        finally:
+            self.is_changing = False
+
+    def check(self, method: str, lengths: np.ndarray, table: np.ndarray | None) -> None:
+        """ValueError where `lengths`, or a used entry of `table`, if given, are not the pool's own."""
+        edited = lengths != self.lengths
+        if table is not None:
+            columns = slice(-(-self.lengths.max(initial=0) // self.page_size))
+            used = np.arange(columns.stop) * self.page_size < self.lengths[:, None]
+            edited |= ((table[:, columns] != self.table[:, columns]) & used).any(axis=1)
+        self._refuse_edited(method, edited)
+
+    def check_entries(self, method: str, table: np.ndarray, rows: int | np.ndarray, columns: np.ndarray) -> None:
+        """ValueError where these entries of `table` are not the pool's own."""
+        self._refuse_edited(method, table[rows, columns] != self.table[rows, columns], rows)
+
+    def _refuse_edited(self, method: str, edited: np.ndarray, rows: int | np.ndarray | None = None) -> None:
+        """edited [n] of `rows`, by default of all."""
+        if edited.any():
+            row = np.broadcast_to(np.arange(self.n_rows) if rows is None else rows, edited.shape)[edited.argmax()]
+            raise ValueError(
+                f"{method}: row {row} of lengths or block_table was edited in place, so its pages are unknown: "
+                "undo the edit, or pass the tensors to PagedKVCache(...) and manage them yourself"
+            )
+
+    def _free_row(self) -> int:
+        if self.active.all():
+            raise ValueError(
+                f"all {self.n_rows} rows are in use: free(row) one or build the cache with max_rows > {self.n_rows}"
+            )
+        return int(np.argmin(self.active))
+
+    def _require_pages(self, n_needed: int, need: str) -> None:
+        n_free = len(self.free_pages)
+        n_missing = n_needed - n_free
+        if n_missing > 0:
+            raise ValueError(
+                f"{need}, {n_free} of {count_of(self.n_pages, 'page')} {verb(n_free or self.n_pages, 'are')} free: "
+                f"free(row) one or build the cache with n_pages >= {self.n_pages + n_missing}"
+            )
+
+    def _take(self, n: int) -> list[int]:
+        pages = [self.free_pages.popleft() for _ in range(n)]
+        self.ref_counts[pages] = 1
+        return pages
+
+
+def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:
+    """ValueError naming the first row whose length on the host is not the one in the cache."""
+    bad = np.flatnonzero(known != lengths)
+    if bad.size:
+        row = bad[0]
+        raise ValueError(f"host_lengths[{row}] = {known[row]}, lengths[{row}] = {lengths[row]}: pass the same, or None")
+
+
+@contextmanager
+def undoing(undo: Callable[[], None]) -> Iterator[None]:
+    """Undo what the pool has noted already if writing the pages fails, for want of memory, say."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise

@@ -1,0 +1,1 @@
+"""What forks, CUDA graphs, tracers and Triton's interpreter ask of code that runs beside them."""
