@@ -15,10 +15,12 @@ ARGS ?=
 ifdef PY
 SETUP := usable
 TYPOS := typos
+LINT_IMPORTS := lint-imports
 else
 PY := $(VENV)/bin/python
 SETUP := $(VENV)/.pkv-setup
 TYPOS := $(VENV)/bin/typos
+LINT_IMPORTS := $(VENV)/bin/lint-imports
 endif
 
 # Tests run as on a machine without a GPU, so that they prove the same thing everywhere; test-gpu uses the GPU. Each of the
@@ -48,6 +50,7 @@ lint: $(SETUP) ## format, lint, types and spelling only
 	$(PY) -m ruff format --check $(SOURCES)
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m mypy
+	$(LINT_IMPORTS) --no-cache --no-logo
 	$(TYPOS) --force-exclude $(SOURCES) README.md CONTRIBUTING.md CHANGELOG.md docs *.toml *.yml Makefile Dockerfile NOTICE .ci
 
 test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (about 14 minutes)

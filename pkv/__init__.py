@@ -11,12 +11,12 @@ import sys
 
 from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
 from pkv.cache.paged import PagedKVCache
-from pkv.cards.known import GpuProfile
 from pkv.cards.simulation import Timeline, simulate
 from pkv.decoding import decode, plan, run
 from pkv.kernels.merging import merge
 from pkv.kernels.parts import Parts
 from pkv.plans.counters import Counters
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.tracers import uncompiled

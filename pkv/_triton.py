@@ -16,6 +16,17 @@ import torch
 
 from pkv.runtime.fast_interpreter import replace_builtins_once_a_launch
 
+__all__ = [
+    "GPU_VISIBLE",
+    "INTERPRETED",
+    "MISSING",
+    "launch_kernel",
+    "require_launchable",
+    "tl",
+    "triton",
+    "why_not_launchable",
+]
+
 _IMPORTED_BEFORE = "triton" in sys.modules
 _VARIABLE = "TRITON_INTERPRET"
 _SET_BY_USER = os.environ.get(_VARIABLE)

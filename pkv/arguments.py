@@ -11,7 +11,8 @@ import torch
 
 from pkv.cache.paged import PagedKVCache
 from pkv.kernels.configs import LARGEST_HEAD_DIM
-from pkv.plans.plan import Plan, int_lengths
+from pkv.plans.fields import int_lengths
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.tracers import refuse_tracers
 from pkv.wording import count_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence, Set, ValuesView
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,6 +16,7 @@ from pkv.runtime.tracers import refuse_tracers
 LONGEST_ROW = 2**31 - 64  # tokens: the end of a row's last tile is an int32 too
 MOST_SPLITS = 2**16  # of a row; kernels cut rows in 32-bit arithmetic
 LARGEST_INT = 2**63 - 1
+SHORT_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 Ints: TypeAlias = Sequence[int] | Iterator[int] | ValuesView[int] | np.ndarray | Tensor
 
 
@@ -97,3 +99,16 @@ def check_tensor(
         raise ValueError(f"{name} is no plain tensor, and kernels read memory as it is: pass {remedy}")
     if device is not None and x.device != device:
         raise ValueError(f"{name} is on {x.device}, the others on {device}: pass {name}.to({str(device)!r})")
+
+
+def dtype_named(dtype: Any) -> torch.dtype:
+    """torch.float16 for torch.float16, "float16", "torch.float16", "fp16", np.float16 and np.dtype("float16")."""
+    name: Any = dtype
+    if not isinstance(dtype, (str, torch.dtype)) and isinstance(dtype, (type, np.dtype)):
+        with suppress(TypeError):  # what is no type of numpy's
+            name = np.dtype(dtype).name
+    if isinstance(name, str):
+        name = getattr(torch, SHORT_NAMES.get(name, name.removeprefix("torch.")), None)
+    if not isinstance(name, torch.dtype) or not name.is_floating_point:
+        raise TypeError(f'dtype = {dtype!r} must be a floating-point dtype of torch: torch.float16, or "float16"')
+    return name

@@ -18,7 +18,8 @@ from pkv.kernels.interpreter import launch_interpreted
 from pkv.kernels.merging import MOST_DIM_BLOCKS
 from pkv.kernels.parts import Parts, first_to_take, taken
 from pkv.options import checked_options, find_stage, options_of, unknown_argument
-from pkv.plans.plan import Plan, int_lengths
+from pkv.plans.fields import Family, int_lengths
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.graphs import is_capturing
 from pkv.runtime.tracers import is_traced, refuse_tracers
@@ -63,7 +64,7 @@ def plan(
     parts = taken(parts, stage, TAKES)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
-    if stage != "reference":
+    if module.FAMILY is not Family.TORCH:
         check_kernel_shape(shape)
     row_lengths = int_lengths(lengths)
     n_rows, splits = len(row_lengths), options.get("splits", 1)
@@ -73,7 +74,6 @@ def plan(
             f"rows x query heads x splits = {n_rows} x {shape.n_q_heads} x {splits}: {n_programs} programs "
             "exceed a grid of 2**31 - 1: use fewer splits, or decode the rows in parts"
         )
-    made: Plan
     if parts is None or parts.plan is None:
         made = module.plan(row_lengths, shape, **options)
     else:
@@ -133,7 +133,7 @@ def _run(
     if parts is not None:
         launch = parts.passed_to(launch)
     scale = resolve_scale(scale, q.shape[-1])
-    if plan.stage != "reference":
+    if plan.family is not Family.TORCH:
         require_launchable(q.device)
     if q.is_neg() or (out is not None and may_overlap(q, out)):
         q = q.clone()  # plain memory, which no program reads after another has written it
@@ -161,16 +161,13 @@ def _say_once(text: str) -> None:
 def check_items(plan: Plan) -> None:
     """A plan from elsewhere (JSON, dataclasses.replace) is sound, and its items are those that the kernel will find."""
     plan.validate()
-    module = find_stage(plan.stage)
     fault: str | None
-    if plan.stage == "adaptive":
-        fault = "a plan carries the stage that was chosen, never adaptive itself"
-    elif plan.fallback is not None and (plan.stage != "flashinfer" or plan.fallback not in OWN):
+    if plan.fallback is not None and (plan.family is not Family.FLASHINFER or plan.fallback not in OWN):
         fault = f"fallback = {plan.fallback!r} must be None, or a stage of ours for a plan of flashinfer"
     elif plan.dynamic and (plan.fallback or "dynamic" not in options_of(plan.stage)):
         fault = "it is dynamic, but its kernel reads the planned lengths, not those of the cache"
     else:
-        fault = module.fault_of_items(plan) if hasattr(module, "fault_of_items") else None
+        fault = find_stage(plan.stage).fault_of_items(plan)
     if fault:
         raise ValueError(f"plan of stage {plan.stage!r}: {fault}; make it with pkv.plan")
     object.__setattr__(plan, "_is_sound", True)
@@ -210,8 +207,7 @@ def decode(
         made, parts = _plan_for(q, cache, stage, check, parts, options)
         result, lse = _run(q, cache, made, scale, out, check, parts)
         if kind is not None:
-            module = find_stage(DEFAULTS[0] if stage is None else stage)
-            remember(kind, module, q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
+            remember(kind, q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
     return (result, lse) if return_lse else result
 
 

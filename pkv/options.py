@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from pkv.cards.known import GpuProfile
 from pkv.checks import MOST_SPLITS, at_least
-from pkv.stages import STAGES
+from pkv.plans.gpu import GpuProfile
+from pkv.stages import STAGES, Stage
 
 TAKEN_BY = dict.fromkeys(("scale", "out", "check"), "pkv.run and pkv.decode") | {
     "parts": "pkv.plan, pkv.run and pkv.decode", "stage": "pkv.plan and pkv.decode", "return_lse": "pkv.decode",
@@ -62,7 +62,7 @@ OWN_WORDS = {theirs: ours for ours, words in OURS.items() for theirs in words.sp
 WHAT_HOLDS = {theirs: text for text, words in NONE.items() for theirs in words.split()}
 
 
-def find_stage(name: str) -> Any:
+def find_stage(name: str) -> Stage:
     """The module of a stage; ValueError lists the names there are."""
     if not isinstance(name, str) or name not in STAGES:
         raise ValueError(f"stage = {name!r} does not exist; choose one of {', '.join(STAGES)}")

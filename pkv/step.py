@@ -7,7 +7,7 @@ between two calls of a kind is looked at in each: which GPU is the current one, 
 """
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -17,6 +17,7 @@ from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import gpu_of
 from pkv.kernels.launching import COPY_BYTES, KernelArgs, places_of, tensors_of
 from pkv.plans.plan import Plan
+from pkv.stages import REPEATED
 
 MOST_KINDS = 64  # of calls with one cache
 GPU = "cuda"  # the type of devices for which anything is kept
@@ -57,11 +58,12 @@ def kind_of(
 
 
 def remember(
-    kind: Hashable, stage: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor,
+    kind: Hashable, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Keep with the cache what a call that went well has found out. stage: the module; only one that has a launcher."""
-    if INTERPRETED or not (plan.dynamic and plan.has_tokens and hasattr(stage, "launcher")):
+    """Keep with the cache what a call that went well has found out, where its stage's launch can be repeated."""
+    stage = REPEATED.get(plan.stage)
+    if INTERPRETED or stage is None or not (plan.dynamic and plan.has_tokens):
         return
     ready = cache.__dict__.setdefault("_ready", {})
     if kind in ready:  # it went the long way all the same: `out` lies over q, say

@@ -8,7 +8,7 @@ import torch
 
 import pkv
 from pkv import viz
-from pkv.plans.plan import LONGEST_ROW
+from pkv.checks import LONGEST_ROW
 from pkv.viz import widgets
 from pkv.viz.svg import WIDTH
 

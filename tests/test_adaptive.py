@@ -12,7 +12,8 @@ from cases import Case, batch
 
 import pkv
 from pkv.accuracy import Yardstick
-from pkv.cards.known import Costs, GpuProfile, load_gpu
+from pkv.cards.known import load_gpu
+from pkv.plans.gpu import Costs, GpuProfile
 from pkv.stages import s3_workqueue, s4_adaptive, x_flashinfer
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, PREFERRED, cheapest, paper_route
 from pkv.stages.x_flashinfer import BackendError

@@ -33,11 +33,12 @@ from pkv.bench.records.records import Records, Run, Timing, append, read_records
 from pkv.bench.records.regret import chosen_by, measured_regrets, taken_of
 from pkv.bench.records.tiles import as_served, tile_of
 from pkv.cards.files import write_own
-from pkv.cards.known import TILES, Costs, GpuProfile, gpu_for, load_gpu
+from pkv.cards.known import gpu_for, load_gpu
 from pkv.cli import Parser
 from pkv.commands import CommandError
 from pkv.commands import calibrate as command
 from pkv.kernels.configs import choose_tile
+from pkv.plans.gpu import TILES, Costs, GpuProfile
 from pkv.plans.plan import Plan
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, cheapest, explain
 

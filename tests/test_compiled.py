@@ -16,11 +16,8 @@ from cases import Case, batch
 
 import pkv
 from pkv._triton import triton
-from pkv.cards.known import ARCH_LIMITS, GpuProfile
 from pkv.kernels.configs import (
-    DEFAULT_TILE,
     TABLE,
-    TILES,
     WARP_THREADS,
     ConfigKey,
     choose_config,
@@ -31,6 +28,7 @@ from pkv.kernels.configs import (
     resident_programs,
 )
 from pkv.kernels.launching import KernelArgs, is_aligned
+from pkv.plans.gpu import ARCH_LIMITS, DEFAULT_TILE, TILES, GpuProfile
 from tests.conftest import TABLES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,7 +48,7 @@ COMPILE = """
 import dataclasses, json
 from pkv.bench.fit.compiled import compile_entry, compile_key
 from pkv.kernels.configs import ConfigKey, choose_config
-from pkv.cards.known import GpuProfile
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 
 arch, jobs = json.loads('''{jobs}''')

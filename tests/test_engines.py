@@ -35,7 +35,8 @@ from pkv.bench.engines.engine import Batch
 from pkv.bench.engines.registry import DEFAULT_ENGINES, ENGINES, find_engines
 from pkv.bench.engines.triton import sglang_splits
 from pkv.bench.loads.batches import poisoned_batch
-from pkv.cards.known import GpuProfile, gpu_of, load_gpu
+from pkv.cards.known import gpu_of, load_gpu
+from pkv.plans.gpu import GpuProfile
 from pkv.stages import x_flashinfer
 
 CPU = torch.device("cpu")

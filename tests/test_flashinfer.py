@@ -24,7 +24,8 @@ from hypothesis import strategies as st
 
 import pkv
 from pkv.accuracy import Yardstick
-from pkv.cards.known import GpuProfile, gpu_of, load_gpu
+from pkv.cards.known import gpu_of, load_gpu
+from pkv.plans.gpu import GpuProfile
 from pkv.stages import x_flashinfer as stage
 from pkv.stages import x_flashinfer_rules as rules
 
@@ -240,7 +241,7 @@ def test_a_plan_that_flashinfer_would_not_make_is_found(kernel):
         items=[[0, 0, 5000], [1, 0, 70]],
         program_offsets=[0, 1, 2],
         partial_offsets=[0, 1, 2],
-        launches=(pkv.plans.plan.Launch("decode", (0, 1), 0, 2),),
+        launches=(pkv.plans.fields.Launch("decode", (0, 1), 0, 2),),
     ).validate()
     assert "its items are not those that FlashInfer's" in stage.fault_of_items(whole)
     assert "it has no kernel ''" in stage.fault_of_items(dataclasses.replace(plan, variant=""))

@@ -291,7 +291,7 @@ def test_the_last_launch_need_not_be_a_merge():
     own = pkv.plan([33, 33, 48], shape, "length_buckets", splits=2)
     one = pkv.plan([48], shape, "length_buckets", splits=1)
     items = np.concatenate([own.items[:4], np.add(one.items, [[2, 0, 0]])])
-    launches = (*own.launches[:2], pkv.plans.plan.Launch("decode", (2,), 4, 5, 1))
+    launches = (*own.launches[:2], pkv.plans.fields.Launch("decode", (2,), 4, 5, 1))
     plan = pkv.Plan(
         "length_buckets", shape, own.lengths, items, np.arange(6), np.array([0, 2, 4, 5]), launches, 16, own.gpu, 4,
         item_order=np.arange(5),
@@ -745,7 +745,7 @@ import dataclasses, json
 import test_parts
 from pkv.bench.fit.compiled import KERNELS, compile_entry
 from pkv.kernels.configs import choose_config
-from pkv.cards.known import GpuProfile
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 
 for dtype in {dtypes}:
@@ -785,7 +785,7 @@ from triton.runtime.jit import compute_cache_key
 from pkv.bench.fit.compiled import compile_entry
 from pkv.bench.measuring.parts import read_parts
 from pkv.kernels.configs import choose_config
-from pkv.cards.known import GpuProfile
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 
 file = Path(sys.argv[1] if len(sys.argv) > 1 else "{file}")

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pkv
-from pkv.kernels.configs import TILES
-from pkv.plans.plan import Launch
+from pkv.plans.fields import Launch
+from pkv.plans.gpu import TILES
 from pkv.stages.x_flashinfer_rules import why_not
 
 SHAPE = pkv.Shape(4, 2, 64, 16, torch.float16)

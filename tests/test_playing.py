@@ -8,9 +8,8 @@ from plainclock import play_plainly
 import pkv
 from pkv.cards import clock as playing
 from pkv.cards import simulation
-from pkv.cards.clock import Rules, Work, play
+from pkv.cards.clock import EvenPrograms, EvenSms, Rules, Work, play
 from pkv.cards.known import load_gpu
-from pkv.cards.readers import EvenPrograms, EvenSms
 from pkv.cards.shares import n_alike
 
 STAGES = [stage for stage in pkv.STAGES if stage not in ("reference", "adaptive")]

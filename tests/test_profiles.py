@@ -12,8 +12,9 @@ import torch
 
 from pkv.cards import known as gpus
 from pkv.cards.files import cache_folder, checked_name, name_for, write_own
-from pkv.cards.known import Costs, GpuProfile, gpu_for, gpu_names, load_gpu
+from pkv.cards.known import gpu_for, gpu_names, load_gpu
 from pkv.cli import main
+from pkv.plans.gpu import Costs, GpuProfile
 
 TRUTH = Costs(4300, 17, item_us=2.5, launch_us=1, step_us=4, sm_gb_per_s=100)
 CARD = GpuProfile("card", 90, 132)

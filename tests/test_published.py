@@ -10,9 +10,10 @@ from pkv.bench.fit import paper as fit
 from pkv.bench.loads.published import Configuration, isolated_ms, plan_as, plans_of, published, runs_of, simulated_ms
 from pkv.bench.loads.traces import make_trace, steps_of
 from pkv.cards.costs import predict
-from pkv.cards.known import Costs, load_gpu
+from pkv.cards.known import load_gpu
 from pkv.cards.simulation import simulate
 from pkv.cli import main
+from pkv.plans.gpu import Costs
 
 ROWS = published()
 PROFILE = load_gpu("rtx3060")

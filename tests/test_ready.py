@@ -47,7 +47,7 @@ def first_call(q, cache, out=None, stage=s5_stream_k, **options):
     result = torch.empty_like(q) if out is None else out
     lse = torch.empty(q.shape[:2], device=q.device)
     stage.launch(q, cache, plan, 0.125, result, lse)
-    remember(kind, stage, q, cache, plan, 0.125, result, lse)
+    remember(kind, q, cache, plan, 0.125, result, lse)
     return kind
 
 
@@ -243,7 +243,7 @@ def test_only_what_needs_no_host_and_launches_is_kept(as_on_a_gpu, monkeypatch):
     assert not cache.__dict__.get("_ready"), "it has no launcher"
     plan = pkv.plan(CASE.lengths, pkv.Shape.of(q, cache), "stream_k", gpu="rtx3060")
     lse = torch.empty(q.shape[:2], device=q.device)
-    remember("a kind", s5_stream_k, q, cache, plan, 1.0, q, lse)
+    remember("a kind", q, cache, plan, 1.0, q, lse)
     assert not cache.__dict__.get("_ready"), "the plan is of these lengths only"
     monkeypatch.setattr(ready, "INTERPRETED", True)
     first_call(q, cache)

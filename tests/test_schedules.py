@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import pkv
 from pkv.accuracy import Yardstick
-from pkv.plans.plan import Launch
+from pkv.plans.fields import Launch
 from pkv.stages import s2_row_local, s3_workqueue
 from pkv.stages.s2_row_local import own_items
 from pkv.stages.s3_workqueue import equal_splits, longest_first, requeue

@@ -21,7 +21,8 @@ from pkv.bench.loads.grids import PAPER_SEEDS
 from pkv.bench.records.records import Records, read_records
 from pkv.bench.records.regret import measured_regrets
 from pkv.cards.files import read_shipped
-from pkv.cards.known import GpuProfile, load_gpu
+from pkv.cards.known import load_gpu
+from pkv.plans.gpu import GpuProfile
 from pkv.stages.s4_adaptive import CANDIDATES
 
 ROOT = Path(pkv.__file__).parents[1]

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import pkv
-from pkv.cards.known import Costs, GpuProfile
 from pkv.cards.simulation import SPAN, simulate
-from pkv.plans.plan import Launch, Plan
+from pkv.plans.fields import Family, GridOrder, Launch, Merging
+from pkv.plans.gpu import Costs, GpuProfile
+from pkv.plans.plan import Plan
 
 SHAPE = pkv.Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype="float16")
 COSTS = Costs(memory_gb_per_s=300, program_gb_per_s=12, item_us=3, launch_us=5, step_us=10, flashinfer_plan_us=70)
@@ -59,7 +60,7 @@ def several_items_a_program(seed: int) -> Plan:
     launches = (Launch("decode", rows, 0, 10), Launch("merge", rows, n_splits=plan.n_items))
     order = rng.permutation(plan.n_items)
     return dataclasses.replace(
-        plan, stage="test", launches=launches, program_offsets=offsets, item_order=order
+        plan, launches=launches, program_offsets=offsets, item_order=order, merging=Merging.BY_ROW
     ).validate()
 
 
@@ -74,7 +75,7 @@ def bytes_of(timeline) -> np.ndarray:
     full = [[int(e > b) for r, b, e in plan.items if r == row] for row in range(plan.n_rows)]
     states = np.array([sum(mine) if len(mine) > 1 else 0 for mine in full])[spans["row"]]
     moved = 2 * states * (plan.shape.head_dim + 1) * 4
-    if plan.stage == "stream_k":  # each of a row's n - 1 cuts moves an equal part, for all query heads of a grid head
+    if plan.merging is Merging.BY_CUT:  # each of a row's n - 1 cuts moves an equal part, for all heads of a grid head
         cuts = np.array([max(len(mine) - 1, 1) for mine in full])[spans["row"]]
         moved = moved * plan.shape.n_q_heads / plan.shape.grid_heads / cuts
     return np.where(spans["item"] < 0, moved, sizes * per_head)
@@ -152,7 +153,7 @@ def test_the_cuts_of_a_row_share_its_merge():
         pytest.approx([1, 3 + 3 * 32 / 40]),
         pytest.approx([4 + 3 * 32 / 40, 6 + 3 * 32 / 40 + 2 * part / 40e3]),
     ]
-    per_row = simulate(dataclasses.replace(plan, stage="test"), TOY)
+    per_row = simulate(dataclasses.replace(plan, merging=Merging.BY_ROW), TOY)
     assert per_row.makespan_us - timeline.makespan_us == pytest.approx(2 * part * (1 / 25e3 - 1 / 40e3))
 
 
@@ -171,7 +172,7 @@ def test_a_row_that_is_whole_has_one_merge_program_that_moves_nothing():
 def test_what_a_step_costs_before_its_first_launch():
     plan = queue([[200]], shape=SHAPE, gpu=GPU)
     ours = simulate(plan, GPU)
-    theirs = simulate(dataclasses.replace(plan, stage="flashinfer"), GPU)
+    theirs = simulate(dataclasses.replace(plan, family=Family.FLASHINFER, grid_order=GridOrder.ITEMS_FIRST), GPU)
     assert ours.gpu_ms == pytest.approx((10 + ours.launch_us[-1, 1]) / 1000)
     assert theirs.gpu_ms - ours.gpu_ms == pytest.approx(0.07)
 
@@ -192,7 +193,7 @@ def test_invariants(plan):
     assert keys == [(item, head) for item in range(plan.n_items) for head in range(SHAPE.grid_heads)]
     merged = [row for launch in plan.launches if launch.kernel == "merge" for row in launch.rows]
     programs = {row: SHAPE.n_q_heads for row in merged}
-    if plan.stage == "stream_k":
+    if plan.merging is Merging.BY_CUT:
         programs = {row: max(np.diff(plan.partial_offsets)[row] - 1, 1) * SHAPE.grid_heads for row in merged}
     assert np.bincount(spans["row"][spans["item"] < 0], minlength=plan.n_rows).tolist() == [
         programs.get(row, 0) for row in range(plan.n_rows)

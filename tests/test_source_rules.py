@@ -1,4 +1,4 @@
-"""Rules that one can see in the source: the patterns of the pre-commit hooks, and the length of a file."""
+"""Rules that one can see in the source: the patterns of the pre-commit hooks."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-MAX_LINES = 400  # an idea of that length is looked at twice
 
 HOOKS = {
     hook["id"]: hook
@@ -53,12 +52,6 @@ def test_no_file_breaks_the_rule(hook):
 )
 def test_the_pattern_catches_what_it_should(hook, line, caught):
     assert bool(PATTERNS[hook].search(line)) == caught
-
-
-@pytest.mark.parametrize("path", sources("pkv"), ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_file_holds_one_idea(path):
-    n_lines = len(path.read_text().splitlines())
-    assert n_lines <= MAX_LINES, f"{n_lines} lines: is there a second idea in it?"
 
 
 def test_hooks_download_nothing():

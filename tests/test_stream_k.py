@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 import pkv
 from pkv._triton import tl, triton
 from pkv.accuracy import Yardstick
-from pkv.cards.known import GpuProfile
 from pkv.checks import LONGEST_ROW
 from pkv.kernels.launching import strided
+from pkv.plans.gpu import GpuProfile
 from pkv.stages import s5_stream_k
 from pkv.stages.s5_stream_k_runs import (
     MOST_NARROW,

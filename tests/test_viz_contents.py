@@ -12,7 +12,7 @@ from drawings import LLAMA, PLANS, cache_of, plan_of, rects, texts
 
 import pkv
 from pkv import viz
-from pkv.plans.plan import Launch
+from pkv.plans.fields import Launch
 from pkv.viz import widgets
 from pkv.viz.programs import deal
 from pkv.viz.svg import PALETTE

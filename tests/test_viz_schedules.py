@@ -14,9 +14,11 @@ from drawings import LLAMA, SVG, assert_legible, texts
 
 import pkv
 from pkv import viz
-from pkv.cards.known import Costs, GpuProfile, load_gpu
+from pkv.cards.known import load_gpu
 from pkv.cards.simulation import SPAN, Timeline, simulate
-from pkv.plans.plan import Launch, Plan
+from pkv.plans.fields import Launch
+from pkv.plans.gpu import Costs, GpuProfile
+from pkv.plans.plan import Plan
 from pkv.stages.s4_adaptive import explain
 from pkv.viz import lanes, queue, rowstyles, timelines
 from pkv.viz.svg import SMALL, WIDTH

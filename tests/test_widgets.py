@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pkv.cards.known import Costs, load_gpu
+from pkv.cards.known import load_gpu
+from pkv.plans.gpu import Costs
 from pkv.viz import WAYS, schedules, widgets
 
 LESSONS = sorted((Path(__file__).resolve().parents[1] / "lessons" / "src").glob("[0-9]*.py"))

@@ -64,7 +64,7 @@ viz.draw_programs(split)
 # So many splits the plan takes when you do not ask for a number. What does it take for an H200, which has 132 SMs?
 
 # %%
-from pkv.kernels.configs import even_programs
+from pkv.stages.sizing import even_programs
 
 for gpu in ("rtx3060", "h200"):
     split = pkv.plan([65536], llama, stage="split_kv", gpu=gpu)

@@ -288,7 +288,7 @@ for n_places in (11, 22):
 # **Predict.** With 4 splits for every row there are 32 items. Without `splits=`, the queue makes how many? More, or fewer?
 
 # %%
-from pkv.kernels.configs import even_programs
+from pkv.stages.sizing import even_programs
 
 ragged = [16384, 2000, 1500, 1000, 700, 500, 300, 200]
 shared = pkv.plan(ragged, llama, stage="workqueue", gpu="rtx3060")

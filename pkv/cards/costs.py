@@ -24,9 +24,11 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from pkv.cards.known import DEFAULT_GPU, Costs, GpuProfile, resolve_gpu
+from pkv.cards.known import resolve_gpu
 from pkv.cards.shares import Floats, at_least_one, deal, n_alike, of_sms, slowest_sm_us
-from pkv.plans.plan import Launch, Plan
+from pkv.plans.fields import Family, GridOrder, Launch, Merging
+from pkv.plans.gpu import DEFAULT_GPU, Costs, GpuProfile
+from pkv.plans.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def costs_for(plan: Plan, profile: GpuProfile) -> Costs:
     """The profile's costs; ValueError where it has none, or the plan no kernel."""
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a pkv.Plan, got {type(plan).__name__}")
-    if plan.stage == "reference":
+    if plan.family is Family.TORCH:
         raise ValueError("a plan of stage 'reference' has no kernel, so it takes no GPU time: plan another stage")
     return profile.needed_costs()
 
@@ -108,13 +110,13 @@ def before_us(plan: Plan, costs: Costs) -> tuple[float, float]:
     """What a step costs before its first launch, in us: (FlashInfer's planning, the rest)."""
     if not plan.launches:
         return 0.0, 0.0
-    return costs.flashinfer_plan_us if plan.stage == "flashinfer" else 0.0, costs.step_us
+    return costs.flashinfer_plan_us if plan.family is Family.FLASHINFER else 0.0, costs.step_us
 
 
 def program_gb_per_s(plan: Plan, launch: Launch, costs: Costs) -> float:
     """The most that one of the launch's programs reads."""
-    theirs = costs.flashinfer_program_gb_per_s if plan.stage == "flashinfer" else None
-    merges = costs.merge_gb_per_s if launch.kernel == "merge" and plan.stage != "flashinfer" else None
+    theirs = costs.flashinfer_program_gb_per_s if plan.family is Family.FLASHINFER else None
+    merges = costs.merge_gb_per_s if launch.kernel == "merge" and plan.family is not Family.FLASHINFER else None
     most = theirs or merges or costs.program_gb_per_s
     return min(most, costs.memory_gb_per_s, costs.sm_gb_per_s or most)
 
@@ -122,14 +124,14 @@ def program_gb_per_s(plan: Plan, launch: Launch, costs: Costs) -> float:
 def item_us_of(plan: Plan, costs: Costs) -> float:
     """The start-up of one of the plan's items, in us."""
     theirs = costs.flashinfer_item_us
-    return costs.item_us if theirs is None or plan.stage != "flashinfer" else theirs
+    return costs.item_us if theirs is None or plan.family is not Family.FLASHINFER else theirs
 
 
 def slots_per_sm(plan: Plan, launch: Launch, profile: GpuProfile) -> int:
     """Programs on an SM: as many as when costs were measured, else as the plan says; of a merge as many as it takes."""
     if launch.kernel == "merge":
         return profile.limits.programs_per_sm
-    measured = None if profile.costs is None or plan.stage == "flashinfer" else profile.costs.programs_per_sm
+    measured = None if profile.costs is None or plan.family is Family.FLASHINFER else profile.costs.programs_per_sm
     return measured or plan.programs_per_sm
 
 
@@ -150,20 +152,20 @@ def merged_bytes(plan: Plan) -> Floats:
 
 
 def heads_of_merge(plan: Plan) -> int:
-    """How many programs of a merge do the same, each for its head: a query head, or a grid head of stream_k's."""
-    return plan.shape.grid_heads if plan.stage == "stream_k" else plan.shape.n_q_heads
+    """How many programs of a merge do the same, each for its head: by row a query head, by cut a grid head."""
+    return plan.shape.grid_heads if plan.merging is Merging.BY_CUT else plan.shape.n_q_heads
 
 
 def merge_programs(plan: Plan, launch: Launch, merged: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
     """(rows, bytes): what each program of a merge launch works on, in order; see heads_of_merge().
 
-    merged [n_rows]: merged_bytes(plan). Each row has one program per query head. Of stream_k's merge, each cut of a row
-    has one per grid head: the n - 1 cuts between a row's n items move equal parts of its states. A row without a cut
-    has one program there too, with nothing to move; the rest of the grid comes and goes.
+    merged [n_rows]: merged_bytes(plan). By row, each row has one program per query head. By cut, as in stream_k, each
+    cut has one per grid head: the n - 1 cuts between a row's n items move equal parts of its states. A row without a
+    cut has one program there too, with nothing to move; the rest of the grid comes and goes.
     """
     rows = np.array(launch.rows, dtype=np.int64)
     n_bytes = merged[rows]
-    if plan.stage == "stream_k":
+    if plan.merging is Merging.BY_CUT:
         n_programs = np.maximum(np.diff(plan.partial_offsets)[rows] - 1, 1)
         n_bytes = n_bytes * (plan.shape.n_q_heads / plan.shape.grid_heads) / n_programs
         rows, n_bytes = np.repeat(rows, n_programs), np.repeat(n_bytes, n_programs)
@@ -190,7 +192,7 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, n_b
     item_us = item_us_of(plan, costs)
     n_slots = profile.n_sms * slots_per_sm(plan, launch, profile)
     heads = plan.shape.grid_heads if launch.kernel == "decode" else heads_of_merge(plan)
-    if plan.stage == "flashinfer" and launch.kernel == "decode":  # in its grid items run fastest
+    if plan.grid_order is GridOrder.ITEMS_FIRST and launch.kernel == "decode":
         n_bytes, n_items, heads = np.tile(n_bytes, heads), np.tile(n_items, heads), 1
     # the heads of an item are alike and start together, so as many as divide the slots are dealt as one
     as_one = math.gcd(n_slots, heads)

@@ -11,7 +11,7 @@ read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
 
 An item's bytes are the K and V of its tokens, read once by each of its programs: the model knows no cache. A merge
 program reads the states of its row's items, of stream_k's an equal part of them; their writing is charged to it as
-well. In the grid heads run fastest, and items in FlashInfer's kernels. Costs are those of pkv.cards.known.Costs.
+well. In the grid heads run fastest, and items in FlashInfer's kernels. Costs are those of pkv.plans.gpu.Costs.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,11 @@ from pkv.cards.costs import (
     program_gb_per_s,
     slots_per_sm,
 )
-from pkv.cards.known import DEFAULT_GPU, GpuProfile, resolve_gpu
+from pkv.cards.known import resolve_gpu
 from pkv.cards.shares import Floats
-from pkv.plans.plan import Launch, Plan
+from pkv.plans.fields import GridOrder, Launch
+from pkv.plans.gpu import DEFAULT_GPU, GpuProfile
+from pkv.plans.plan import Plan
 from pkv.runtime.locks import renew_properties
 from pkv.wording import count_of
 
@@ -163,7 +165,7 @@ def _decode_work(plan: Plan, launch: Launch, sizes: Floats) -> Work:
     offsets = plan.program_offsets[launch.begin : launch.end + 1].astype(np.int64)
     items = slice(offsets[0], offsets[-1])
     n_bytes = sizes[items] if plan.item_order is None else sizes[plan.item_order[items]]
-    if plan.stage == "flashinfer":  # in its grid items run fastest: the copies are programs of their own
+    if plan.grid_order is GridOrder.ITEMS_FIRST:  # the copies are programs of their own
         n_items = np.tile(np.diff(offsets), heads)
         return Work(np.tile(n_bytes, heads), np.concatenate([[0], np.cumsum(n_items)]))
     return Work(n_bytes, offsets - offsets[0], heads)
@@ -187,7 +189,7 @@ def _spans_of(timeline: Timeline, index: int) -> npt.NDArray[np.void]:
         rows, _ = merge_programs(plan, launch, merged_bytes(plan))
         spans["item"], spans["row"] = -1, rows[place]
     else:
-        if plan.stage == "flashinfer":  # the copies are programs of their own
+        if plan.grid_order is GridOrder.ITEMS_FIRST:  # the copies are programs of their own
             spans["head"], spans["program"] = np.divmod(program, launch.end - launch.begin)
             place = place % max(len(work.bytes) // plan.shape.grid_heads, 1)
         position = place + plan.program_offsets[launch.begin]

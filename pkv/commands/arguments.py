@@ -9,7 +9,7 @@ import re
 
 from pkv.cards.known import gpu_names
 from pkv.decoding import DEFAULT_STAGE
-from pkv.kernels.configs import DEFAULT_TILE
+from pkv.plans.gpu import DEFAULT_TILE
 from pkv.stages import STAGES
 from pkv.stages.s3_workqueue import ORDERINGS
 from pkv.stages.s4_adaptive import POLICIES

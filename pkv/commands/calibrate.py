@@ -30,9 +30,10 @@ from pkv.bench.records.records import RecordError, Records, Run, Timing, read_re
 from pkv.bench.records.regret import measured_regrets
 from pkv.bench.records.tiles import as_served, best_tile
 from pkv.cards.files import checked_name, name_for, shipped_names, write, write_own
-from pkv.cards.known import DEFAULT_TILE, GpuProfile, forget_profiles
+from pkv.cards.known import forget_profiles
 from pkv.commands import CommandError, arguments
 from pkv.commands.output import Progress, complain, print_json, say, table
+from pkv.plans.gpu import DEFAULT_TILE, GpuProfile
 
 HELP = "measure what things cost on this GPU, for predictions and for policy='cost'"
 MEANINGS = {

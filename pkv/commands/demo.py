@@ -26,6 +26,7 @@ from pkv.commands.selftest import kernel_device
 from pkv.decoding import plan, run
 from pkv.plans.shape import Shape
 from pkv.stages import STAGES, x_flashinfer
+from pkv.stages.x_flashinfer_rules import why_not
 from pkv.wording import count_of
 
 HELP = "run every stage on one ragged batch, and check each against fp64"
@@ -87,7 +88,7 @@ def execute(args: argparse.Namespace) -> int:
     shape_name = args.shape or SHAPE_ON[device.type]
     shape = Shape(*SHAPES[shape_name], args.dtype)
     lengths = LENGTHS[device.type] if args.lengths is None else args.lengths
-    missing = {} if args.stage else {"flashinfer": x_flashinfer.unavailable() or x_flashinfer.why_not(shape)}
+    missing = {} if args.stage else {"flashinfer": x_flashinfer.unavailable() or why_not(shape)}
     left_out = {name: reason for name, reason in missing.items() if reason}
     names = [name for name in dict.fromkeys(args.stage or STAGES) if name not in left_out]
     smaller = "" if shape_name == "toy" else ", take --shape toy"

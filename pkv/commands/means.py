@@ -14,6 +14,7 @@ from pkv.commands.arguments import OPTIONS
 from pkv.commands.output import MOST_MARKS, Progress, table
 from pkv.commands.steps import Steps
 from pkv.decoding import plan
+from pkv.plans.fields import Family
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 
@@ -59,7 +60,7 @@ def plan_of(lengths: Sequence[int], args: argparse.Namespace) -> Plan:
 
 def timeline_of(made: Plan) -> Timeline | None:
     """The plan played on its own GPU; None where nobody knows that GPU's costs, or there is no kernel to play."""
-    return None if made.gpu.costs is None or made.stage == "reference" else simulate(made, made.gpu)
+    return None if made.gpu.costs is None or made.family is Family.TORCH else simulate(made, made.gpu)
 
 
 def numbers_of(made: Plan, timeline: Timeline | None) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import argparse
 from typing import Any
 
-from pkv.cards.known import DEFAULT_GPU
 from pkv.cards.simulation import simulate
 from pkv.commands import CommandError, arguments
 from pkv.commands.means import GLOSSARY, PLANNING, TIME_GLOSSARY, as_lines, means_of, numbers_of, plan_of, planning_ms
 from pkv.commands.output import print_json, say
 from pkv.commands.steps import add_steps, steps_from
+from pkv.plans.gpu import DEFAULT_GPU
 
 HELP = "play a stage's plan on a GPU that need not be there, and say how long it takes"
 

@@ -15,12 +15,13 @@ from pkv.course.comparing import brief
 from pkv.course.forks import AGAIN, ask_apart, names_apart
 from pkv.course.hints import hints_of, next_hint
 from pkv.course.home import learners_folder
-from pkv.course.judging import RUNS, Line, Report, folded, judge, show
+from pkv.course.judging import RUNS, Report, folded, judge
 from pkv.course.points import NO_GPU, counts_here
 from pkv.course.printed import last_lines
 from pkv.course.racing import ON_GPU, Race, race
 from pkv.course.sources import names_used
 from pkv.course.tasks import GPU_OPTIONAL, Spec, Task, file_of, find_task
+from pkv.course.telling import Line, show
 
 TICK, CROSS = "✓", "✗"
 COMPILES_LATER = "correct (in the interpreter; a GPU has not compiled it yet)"

@@ -14,10 +14,11 @@ from pkv.course.answering import BROKEN, NOT_STARTED, function_of
 from pkv.course.checking import report_here
 from pkv.course.home import learners_folder, material
 from pkv.course.tasks import Task, find_task
-from pkv.kernels.configs import DEFAULT_TILE, plan_for
 from pkv.kernels.parts import Parts
+from pkv.plans.gpu import DEFAULT_TILE
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import default_splits
+from pkv.stages.sizing import plan_for
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from importlib import resources
 
 import torch
 
-from pkv.cards.known import DEFAULT_TILE, TILES, ArchLimits, GpuProfile, resolve_gpu
+from pkv.plans.gpu import DEFAULT_TILE, TILES, ArchLimits, GpuProfile
 from pkv.plans.shape import Shape
 
 SMALLEST_DOT = 16  # the least inner side of tl.dot on a GPU
@@ -27,8 +27,6 @@ LARGEST_QUERY = 32 * 256  # elements of q that one program holds: half of its th
 WARP_THREADS = 32
 REGISTER_UNIT = 256  # an SM hands out registers per warp, in units of 256
 SHARED_UNIT = 128  # bytes
-SCHEDULERS = 4  # of an SM
-FEW_READERS = 6  # programs per SM, see reading_programs
 
 
 @dataclass(frozen=True)
@@ -164,7 +162,7 @@ def compiled_figures() -> dict[str, dict[str, dict[str, list[int]]]]:
 def resident_programs(registers: int, shared: int, num_warps: int, limits: ArchLimits) -> int:
     """Programs that fit on one SM at once; at least 1.
 
-    >>> from pkv.cards.known import ARCH_LIMITS
+    >>> from pkv.plans.gpu import ARCH_LIMITS
     >>> resident_programs(registers=194, shared=20488, num_warps=1, limits=ARCH_LIMITS[86])
     4
     """
@@ -189,39 +187,3 @@ def programs_per_sm(shape: Shape, gpu: GpuProfile, tile: int, kernel: str = "spl
     arch = max((int(known) for known in figures if int(known) <= gpu.arch), default=min(map(int, figures)))
     registers, shared = figures[str(arch)][str(config_key(shape, tile))][kernel]
     return resident_programs(registers, shared, config.num_warps, gpu.limits)
-
-
-def plan_for(
-    gpu: "str | GpuProfile | None", tile: int | None, shape: Shape, kernel: str = "split_kv"
-) -> tuple[GpuProfile, int, int]:
-    """(card, tile, programs that reside on one of its SMs): what a stage's options `gpu=` and `tile=` come to."""
-    profile = resolve_gpu(gpu)
-    tile = choose_tile(tile, shape, profile)
-    return profile, tile, programs_per_sm(shape, profile, tile, kernel)
-
-
-def even_programs(resident: int) -> int:
-    """How many of the programs that reside on one SM to count on, so that its four schedulers share them evenly.
-
-    A warp stays with one scheduler: of ten programs of one warp, two schedulers get three, and are the last to end. On
-    28 SMs of an H200, cuts for 8 programs per SM beat those for 12 or 4 (data/results/default_cuts.json). More than 8
-    gain where rows are many; the queue takes a multiple then.
-
-    >>> even_programs(10), even_programs(4), even_programs(3)
-    (8, 4, 3)
-    """
-    return min(8, resident // SCHEDULERS * SCHEDULERS) or resident
-
-
-def reading_programs(gpu: GpuProfile, resident: int) -> int:
-    """How many programs per SM a fixed grid launches: as many as share it evenly, or six where three read all there is.
-
-    Twice as many as draw all that the memory gives keep it busy while some start up; more only make more partial
-    states. On an H200, 6 per SM beat 8 by 1% in the mean; on 28 of its SMs, each of which could read more, 8 beat 6 by
-    2.5%.
-    """
-    most = even_programs(resident)
-    if gpu.costs is None:
-        return most
-    needed = gpu.costs.memory_gb_per_s / (gpu.n_sms * gpu.costs.program_gb_per_s)
-    return min(most, FEW_READERS) if 2 * needed <= FEW_READERS else most

@@ -11,7 +11,8 @@ from pkv.kernels.configs import TileConfig, block_heads, block_of, choose_config
 from pkv.kernels.merging import launch_merge, merge_by
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import LOG2_E, CacheArgs, KernelShape, StateArgs, Strided, attend_tokens
-from pkv.plans.plan import Launch, Plan
+from pkv.plans.fields import Launch
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 
 COPY_BYTES = 16  # an asynchronous copy (cp.async) moves 16 bytes from a multiple of 16

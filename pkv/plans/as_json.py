@@ -2,22 +2,30 @@
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pkv.cards.known import DEFAULT_TILE, Costs, GpuProfile
+from pkv.plans.fields import Family, GridOrder, Merging, PlanFields
+from pkv.plans.gpu import DEFAULT_TILE, Costs, GpuProfile
 from pkv.plans.shape import Shape
 
-if TYPE_CHECKING:
-    from pkv.plans.plan import Plan
-
 FORMAT = 1  # a newer one is refused
+FACTS: dict[str, type[Enum]] = {"family": Family, "grid_order": GridOrder, "merging": Merging}
+USUAL: dict[str, Enum] = {"family": Family.PKV, "grid_order": GridOrder.HEADS_FIRST, "merging": Merging.BY_ROW}
+# What a stage's name says in this format: only facts that are others than these are written.
+SAID_BY_NAME: dict[str, dict[str, Enum]] = {
+    "reference": {"family": Family.TORCH},
+    "flashinfer": {"family": Family.FLASHINFER, "grid_order": GridOrder.ITEMS_FIRST},
+    "stream_k": {"merging": Merging.BY_CUT},
+}
 
 
-def plan_to_dict(plan: "Plan") -> dict[str, Any]:
+def plan_to_dict(plan: PlanFields) -> dict[str, Any]:
     """The plan in JSON's types."""
+    said = USUAL | SAID_BY_NAME.get(plan.stage, {})
     return {
         "format": FORMAT,
         "stage": plan.stage,
@@ -35,6 +43,7 @@ def plan_to_dict(plan: "Plan") -> dict[str, Any]:
         "partial_offsets": plan.partial_offsets.tolist(),
         "item_order": None if plan.item_order is None else plan.item_order.tolist(),
         "launches": [{**vars(launch), "rows": list(launch.rows)} for launch in plan.launches],
+        **{name: fact.value for name in FACTS if (fact := getattr(plan, name)) is not said[name]},
     }
 
 
@@ -64,6 +73,8 @@ def fields_from_json(text: str) -> dict[str, Any]:
             "launches": [_launch(**launch) for launch in data.pop("launches")],
             **{name: _array(name, data.pop(name)) for name in ("lengths", "program_offsets", "partial_offsets")},
         }
+        said = USUAL | SAID_BY_NAME.get(fields["stage"], {})
+        fields |= {name: kind(data.pop(name, said[name])) for name, kind in FACTS.items()}
         if data:
             raise KeyError(f"unknown field {next(iter(data))!r}")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

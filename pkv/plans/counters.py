@@ -1,12 +1,10 @@
 """What a plan costs, counted without running it."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pkv.plans.plan import Plan
+from pkv.plans.fields import PlanFields
 
 MIB = 2**20
 
@@ -35,7 +33,7 @@ class Counters:
     merge_moved_mib: float
 
 
-def count(plan: "Plan") -> Counters:
+def count(plan: PlanFields) -> Counters:
     """The counters of a plan; see Counters for their definitions."""
     shape = plan.shape
     sizes = plan.items[:, 2].astype(np.int64) - plan.items[:, 1]

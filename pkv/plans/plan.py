@@ -1,14 +1,6 @@
-"""A Plan: who does which tiles, as data.
+"""A Plan: what pkv.plan makes, and everything else (launching, timing, drawing, simulating) only reads.
 
-Every stage turns row lengths into a Plan; everything else (launching, timing, drawing, simulating) only reads it.
-
-An **item** is (row, begin, end): the half-open token range [begin, end) of one row. KV heads are a grid axis, so each
-item is n_kv_heads work units. Items are ordered by row, and an item's partial state lies at the item's own index:
-row r owns the items partial_offsets[r] .. partial_offsets[r + 1]. A row with one item is written directly, not merged.
-Program p does the items item_order[program_offsets[p] : program_offsets[p + 1]].
-
-Lengths [5, 40] in tiles of 16, two splits of the longest row (3 tiles):
-items (0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40); partial_offsets [0, 2, 4].
+fields.py says what a plan holds. Here it is checked, counted, compared, printed and written.
 """
 
 import json
@@ -17,36 +9,21 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from pkv.cards.known import GpuProfile
-from pkv.checks import LONGEST_ROW, Ints, host_ints
 from pkv.plans.as_json import fields_from_json, plan_to_dict
 from pkv.plans.counters import Counters, count
-from pkv.plans.shape import Shape
-from pkv.plans.soundness import as_table, first_fault
+from pkv.plans.fields import Int32Array, Launch, PlanFields
+from pkv.plans.printing import as_table
+from pkv.plans.soundness import first_fault
 from pkv.runtime.graphs import is_capturing, keep_for_replays
 from pkv.runtime.locks import renew_properties
 from pkv.wording import count_of
 
-Int32Array = npt.NDArray[np.int32]
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel launch. A decode launch runs the programs [begin, end) for every KV head, a merge launch its rows."""
-
-    kernel: str  # "decode" or "merge"
-    rows: tuple[int, ...]  # rows it works on, in order
-    begin: int = 0
-    end: int = 0
-    n_splits: int = 0  # decode: items of each of these rows, 0 where they differ; merge: the most that a row has
-
 
 @renew_properties
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(PlanFields):
     """Who does which tiles of one decode step. Made by a stage's plan(); see the module's text for the arrays.
 
     lengths int32 [n_rows] tokens; items int32 [n_items, 3] = (row, begin, end); program_offsets int32 [n_programs + 1];
@@ -54,34 +31,12 @@ class Plan:
     tokens; gpu and programs_per_sm as planned for. With `dynamic` the lengths are upper bounds, and the kernels read
     the true ones on the GPU: such a plan serves every step and can be captured in a CUDA graph. variant: which of a
     stage's kernels, where it has several. A plan that stage adaptive chose carries the winner's stage, an explanation,
-    and as `fallback` the stage of ours that run() takes where the winner turns out not to work here.
+    and as `fallback` the stage of ours that run() takes where the winner turns out not to work here. family, grid_order
+    and merging: whose kernels run it, and how they share the work.
     """
 
-    stage: str
-    shape: Shape
-    lengths: Int32Array
-    items: Int32Array
-    program_offsets: Int32Array
-    partial_offsets: Int32Array
-    launches: tuple[Launch, ...]
-    tile: int
-    gpu: GpuProfile
-    programs_per_sm: int
-    item_order: Int32Array | None = None
-    dynamic: bool = False
-    variant: str = ""
-    explanation: str = ""
-    fallback: str | None = None
     _kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # what running it makes once
     _is_sound: bool = field(init=False, default=False, repr=False)  # made by pkv.plan, or checked since
-
-    def __post_init__(self) -> None:
-        for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
-            array = getattr(self, name)
-            if array is not None:
-                array = np.array(array, dtype=np.int32)
-                array.setflags(write=False)
-                object.__setattr__(self, name, array)
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: without what running the plan has made, such as tensors on a GPU."""
@@ -90,34 +45,6 @@ class Plan:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
-
-    @property
-    def n_rows(self) -> int:
-        return len(self.lengths)
-
-    @property
-    def n_items(self) -> int:
-        return len(self.items)
-
-    @property
-    def n_programs(self) -> int:
-        """Programs per KV head."""
-        return len(self.program_offsets) - 1
-
-    @cached_property
-    def needs_partials(self) -> bool:
-        """True where some row is split, so that states must be kept and merged."""
-        return any(launch.kernel == "merge" for launch in self.launches)
-
-    @cached_property
-    def has_tokens(self) -> bool:
-        """False where no row has any: then there is nothing to launch."""
-        return bool(self.lengths.any())
-
-    @cached_property
-    def least_bound(self) -> int:
-        """The least of the lengths: with `dynamic`, no row of at most so many tokens can exceed the plan."""
-        return int(self.lengths.min(initial=LONGEST_ROW))
 
     @cached_property
     def counters(self) -> Counters:
@@ -213,24 +140,3 @@ class Plan:
 
     def __str__(self) -> str:
         return as_table(self)
-
-
-def int_lengths(lengths: Ints) -> Int32Array:
-    """Row lengths as an int32 array; a GPU tensor is copied once. Errors name the row.
-
-    >>> int_lengths([5, 40]).tolist()
-    [5, 40]
-    """
-    array = host_ints("lengths", lengths)
-    for row in np.flatnonzero((array < 0) | (array > LONGEST_ROW))[:1]:
-        raise ValueError(f"lengths[{row}] = {array[row]} must lie in 0 .. {LONGEST_ROW} (tokens of row {row})")
-    return array.astype(np.int32)
-
-
-def offsets_of(counts: npt.NDArray[np.int64]) -> Int32Array:
-    """Where each of so many begins, and where the last ends.
-
-    >>> offsets_of(np.array([1, 2, 0])).tolist()
-    [0, 1, 3, 3]
-    """
-    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)

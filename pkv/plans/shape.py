@@ -1,17 +1,14 @@
 """Shape: the sizes of a model's attention that do not change from step to step."""
 
 import functools
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from pkv.checks import at_least
+from pkv.checks import at_least, dtype_named
 from pkv.wording import count_of
 
-SHORT_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 HEADS_PER_PROGRAM = 32  # query heads; more would not fit a program's registers
 
 
@@ -93,16 +90,3 @@ class Shape:
 def _made(*sizes: Any) -> Shape:
     """Shapes recur at every step: make and check each once."""
     return Shape(*sizes)
-
-
-def dtype_named(dtype: Any) -> torch.dtype:
-    """torch.float16 for torch.float16, "float16", "torch.float16", "fp16", np.float16 and np.dtype("float16")."""
-    name: Any = dtype
-    if not isinstance(dtype, (str, torch.dtype)) and isinstance(dtype, (type, np.dtype)):
-        with suppress(TypeError):  # what is no type of numpy's
-            name = np.dtype(dtype).name
-    if isinstance(name, str):
-        name = getattr(torch, SHORT_NAMES.get(name, name.removeprefix("torch.")), None)
-    if not isinstance(name, torch.dtype) or not name.is_floating_point:
-        raise TypeError(f'dtype = {dtype!r} must be a floating-point dtype of torch: torch.float16, or "float16"')
-    return name

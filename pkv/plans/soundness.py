@@ -1,26 +1,19 @@
-"""Is a plan right, and how does it look in a terminal: the two long-winded readers of a Plan."""
-
-from typing import TYPE_CHECKING
+"""Is a plan sound: does every token of every row come exactly once, and do all its arrays agree?"""
 
 import numpy as np
 import numpy.typing as npt
 
+from pkv.plans.fields import Family, Launch, PlanFields
 from pkv.wording import count_of
 
-if TYPE_CHECKING:
-    from pkv.plans.plan import Launch, Plan
 
-MOST_ROWS_SHOWN = 12
-MOST_ITEMS_SHOWN = 4
-
-
-def first_fault(plan: "Plan") -> str | None:
+def first_fault(plan: PlanFields) -> str | None:
     """The first thing wrong with a plan, in words; None for a sound one."""
     checks = (_fault_of_sizes, _fault_of_offsets, _fault_of_coverage, _fault_of_launches)
     return next((fault for fault in (check(plan) for check in checks) if fault), None)
 
 
-def _fault_of_sizes(plan: "Plan") -> str | None:
+def _fault_of_sizes(plan: PlanFields) -> str | None:
     if plan.lengths.ndim != 1 or plan.items.ndim != 2 or plan.items.shape[1] != 3:
         return f"lengths {plan.lengths.shape} must be [n_rows] and items {plan.items.shape} [n_items, 3]"
     if plan.tile < 1 or plan.programs_per_sm < 1:
@@ -30,7 +23,7 @@ def _fault_of_sizes(plan: "Plan") -> str | None:
     return None
 
 
-def _fault_of_offsets(plan: "Plan") -> str | None:
+def _fault_of_offsets(plan: PlanFields) -> str | None:
     for name, n_entries in (("partial_offsets", plan.n_rows + 1), ("program_offsets", None)):
         offsets = getattr(plan, name)
         if offsets.ndim != 1 or len(offsets) == 0 or (n_entries and len(offsets) != n_entries):
@@ -42,7 +35,7 @@ def _fault_of_offsets(plan: "Plan") -> str | None:
     return None
 
 
-def _fault_of_coverage(plan: "Plan") -> str | None:
+def _fault_of_coverage(plan: PlanFields) -> str | None:
     for row, length in enumerate(plan.lengths.tolist()):
         covered = 0
         for index in range(plan.partial_offsets[row], plan.partial_offsets[row + 1]):
@@ -64,7 +57,7 @@ def _fault_of_coverage(plan: "Plan") -> str | None:
     return None
 
 
-def _fault_of_launches(plan: "Plan") -> str | None:
+def _fault_of_launches(plan: PlanFields) -> str | None:
     items_per_row = np.diff(plan.partial_offsets)
     to_decode = items_per_row.copy()  # items of each row that no launch has decoded yet
     order = np.arange(plan.n_items) if plan.item_order is None else plan.item_order
@@ -97,7 +90,7 @@ def _fault_of_launches(plan: "Plan") -> str | None:
         to_decode -= np.bincount(plan.items[mine, 0], minlength=plan.n_rows).astype(to_decode.dtype)
         for row in set(plan.items[mine, 0].tolist()) - set(launch.rows):
             return f"the decode launch of programs {programs} has items of row {row}, which it does not name"
-    if not plan.launches and (plan.stage == "reference" or not plan.lengths.any()):
+    if not plan.launches and (plan.family is Family.TORCH or not plan.lengths.any()):
         return None  # PyTorch needs no launch of ours, and rows without tokens need none at all
     if n_programs != plan.n_programs:
         return f"decode launches cover the programs 0:{n_programs} of 0:{plan.n_programs}"
@@ -108,7 +101,7 @@ def _fault_of_launches(plan: "Plan") -> str | None:
     return None
 
 
-def _fault_of_splits(launch: "Launch", items_per_row: npt.NDArray[np.int32]) -> str | None:
+def _fault_of_splits(launch: Launch, items_per_row: npt.NDArray[np.int32]) -> str | None:
     """A merge reads at most n_splits states of a row; a decode launch that names n_splits counts on so many items."""
     for row in launch.rows:
         n_items = items_per_row[row]
@@ -118,42 +111,3 @@ def _fault_of_splits(launch: "Launch", items_per_row: npt.NDArray[np.int32]) -> 
         if launch.kernel == "decode" and launch.n_splits not in (0, n_items):
             return f"row {row} has {count_of(n_items, 'item')}, its decode launch {count_of(launch.n_splits, 'split')}"
     return None
-
-
-def as_table(plan: "Plan") -> str:
-    """The plan as text: a head line, its counters, one line per row."""
-    counters = plan.counters
-    n_tokens = count_of(int(plan.lengths.sum(dtype=np.int64)), "token")
-    bound = "at most " if plan.dynamic else ""
-    kernel = f" ({plan.variant})" if plan.variant else ""
-    each = "programs" if plan.n_items == plan.n_programs else "items"  # that have tokens, of the paper's cta_per_sm
-    lines = [
-        f"Plan of stage {plan.stage}{kernel}: {count_of(plan.n_rows, 'row')}, {bound}{n_tokens}, "
-        f"{count_of(plan.n_items, 'item')} x {count_of(plan.shape.n_kv_heads, 'KV head')}, tiles of {plan.tile}",
-        f"  {plan.shape}",
-        f"  planned for {plan.gpu.name}: {count_of(plan.gpu.n_sms, 'SM')}, "
-        f"{count_of(plan.programs_per_sm, 'program')} each",
-        f"  launches {counters.launches} | programs {counters.programs} ({counters.empty_programs} empty) | "
-        f"waves {counters.waves:.3g} | {each} with tokens per SM {counters.cta_per_sm:.3g}",
-        *([f"  {plan.explanation.splitlines()[0]}"] if plan.explanation else []),
-        f"  useful KV {size(counters.useful_kv_mib)} | partial states moved {size(counters.merge_moved_mib)}",
-        f"  {'row':>5} {'tokens':>8} {'items':>6}  token ranges",
-    ]
-    for row in range(min(plan.n_rows, MOST_ROWS_SHOWN)):
-        begin, end = plan.partial_offsets[row], plan.partial_offsets[row + 1]
-        ranges = [f"{b}:{e}" if b < e else "empty" for _, b, e in plan.items[begin:end].tolist()]
-        if len(ranges) > MOST_ITEMS_SHOWN:
-            ranges = [*ranges[: MOST_ITEMS_SHOWN - 1], "...", ranges[-1]]
-        lines.append(f"  {row:>5} {plan.lengths[row]:>8} {end - begin:>6}  {' '.join(ranges)}")
-    if plan.n_rows > MOST_ROWS_SHOWN:
-        lines.append(f"  ... and {count_of(plan.n_rows - MOST_ROWS_SHOWN, 'more row')}")
-    return "\n".join(lines)
-
-
-def size(mib: float) -> str:
-    """A size for people: MiB, or KiB where MiB would read 0.00.
-
-    >>> size(32.05), size(0.01)
-    ('32.05 MiB', '10.24 KiB')
-    """
-    return f"{mib:.2f} MiB" if mib >= 0.1 else f"{mib * 1024:.4g} KiB"

@@ -1,32 +1,15 @@
 """The stages, in reading order, and what every stage is.
 
-A stage is a module with
-
-    PLANNED_ON                      "gpu": its kernels find their work from the lengths on the GPU; "host": plan() must
-                                    know the lengths
-    plan(lengths, shape, *, ...)    int32 lengths -> Plan; pure, on the CPU, needs neither Triton nor a GPU
-    launch(q, cache, plan, scale, out, lse)
-                                    run the plan: fills out [n_rows, n_q_heads, head_dim] and
-                                    lse [n_rows, n_q_heads] (fp32)
-
-and, where its kernel finds its tokens without reading the plan's items,
-
-    fault_of_items(plan)            where the items are not those that the kernel will find, or None
-
-and, where somebody else's parts (pkv.Parts) can take the place of ours in it,
-
-    PARTS                           their names; launch() then takes parts= too
-
-Stages differ in who does which tiles; the attention maths (tile.py) and the merge (merging.py) are the same in all.
+A stage is a module with all that `Stage` names. Stages differ in who does which tiles; the attention maths
+(kernels/tile.py) and the merge (kernels/merging.py) are the same in all.
 """
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-import torch
-
-from pkv.cache.paged import PagedKVCache
-from pkv.plans.plan import Int32Array, Plan
-from pkv.plans.shape import Shape
+from pkv.kernels.launching import KernelArgs
+from pkv.plans.fields import Family
+from pkv.plans.plan import Plan
 from pkv.stages import (
     s0_reference,
     s1_length_buckets,
@@ -40,20 +23,48 @@ from pkv.stages import (
 
 
 class Stage(Protocol):
-    """The contract above, for the type checker."""
+    """What a module must have to be a stage; a new one is a file, and a line in STAGES."""
 
-    PLANNED_ON: str
+    @property
+    def PLANNED_ON(self) -> str:
+        """ "gpu": its kernels find their work from the lengths on the GPU; "host": plan() must know the lengths."""
 
-    @staticmethod
-    def plan(lengths: Int32Array, shape: Shape, **options: Any) -> Plan: ...
+    @property
+    def FAMILY(self) -> Family:
+        """Whose kernels it launches."""
 
-    @staticmethod
-    def launch(
-        q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-    ) -> None: ...
+    @property
+    def PARTS(self) -> tuple[str, ...]:
+        """Which parts of others (pkv.Parts) can take the place of ours; where any can, launch() takes parts= too."""
+
+    @property
+    def plan(self) -> Callable[..., Plan]:
+        """(lengths int32 [n_rows], shape, *, options) -> Plan. Pure, on the CPU; needs neither Triton nor a GPU."""
+
+    @property
+    def launch(self) -> Callable[..., None]:
+        """(q, cache, plan, scale, out, lse): run the plan. Fills out [n_rows, n_q_heads, head_dim] and lse (fp32)
+        [n_rows, n_q_heads]."""
+
+    @property
+    def fault_of_items(self) -> Callable[[Plan], str | None]:
+        """(plan): where its items are not those that the kernel will find; None if they agree, or the kernel reads
+        them."""
 
 
-STAGES: dict[str, Any] = {
+class RepeatedStage(Stage, Protocol):
+    """A stage whose launch can be repeated for other tensors of the same kind, without looking at the plan again."""
+
+    @property
+    def arguments(self) -> Callable[..., KernelArgs]:
+        """(q, cache, plan, scale, out, lse): what its kernels are launched with."""
+
+    @property
+    def launcher(self) -> Callable[[Plan, int], Callable[[KernelArgs], None]]:
+        """(plan, capacity of the cache in tokens a row): what launches them, as often as it is called."""
+
+
+STAGES: dict[str, Stage] = {
     "reference": s0_reference,
     "split_kv": s1_split_kv,
     "length_buckets": s1_length_buckets,
@@ -63,4 +74,5 @@ STAGES: dict[str, Any] = {
     "stream_k": s5_stream_k,
     "flashinfer": x_flashinfer,
 }
-TAKES: dict[str, tuple[str, ...]] = {name: getattr(module, "PARTS", ()) for name, module in STAGES.items()}
+REPEATED: dict[str, RepeatedStage] = {"stream_k": s5_stream_k}
+TAKES: dict[str, tuple[str, ...]] = {name: stage.PARTS for name, stage in STAGES.items()}

@@ -15,11 +15,15 @@ import numpy as np
 import torch
 
 from pkv.cache.paged import PagedKVCache
-from pkv.cards.known import GpuProfile, resolve_gpu
-from pkv.plans.plan import Int32Array, Plan
+from pkv.cards.known import resolve_gpu
+from pkv.plans.fields import Family, Int32Array
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 
 PLANNED_ON = "host"
+FAMILY = Family.TORCH
+PARTS: tuple[str, ...] = ()
 
 
 def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = None) -> Plan:
@@ -37,7 +41,12 @@ def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = 
         tile=1,
         gpu=resolve_gpu(gpu),
         programs_per_sm=1,
+        family=FAMILY,
     )
+
+
+def fault_of_items(plan: Plan) -> None:
+    """None: whatever the items are, each row is attended to as a whole."""
 
 
 @torch.no_grad()

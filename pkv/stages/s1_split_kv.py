@@ -16,16 +16,18 @@ import torch
 
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
-from pkv.cards.known import GpuProfile
 from pkv.checks import MOST_SPLITS
-from pkv.kernels.configs import even_programs, plan_for
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
-from pkv.plans.plan import Int32Array, Launch, Plan
+from pkv.plans.fields import Family, Int32Array, Launch
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
+from pkv.stages.sizing import even_programs, plan_for
 
 PLANNED_ON = "gpu"
+FAMILY = Family.PKV
 PARTS = ("attend_tokens", "merge")
 MIN_TILES_PER_SPLIT = 2  # a shorter split costs more in its partial state than it saves
 

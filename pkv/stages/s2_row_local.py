@@ -17,17 +17,19 @@ import torch
 
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
-from pkv.cards.known import GpuProfile
 from pkv.checks import MOST_SPLITS
-from pkv.kernels.configs import plan_for
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_empty, store_state
-from pkv.plans.plan import Int32Array, Plan
+from pkv.plans.fields import Family, Int32Array
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, rectangle
+from pkv.stages.sizing import plan_for
 
 PLANNED_ON = "gpu"
+FAMILY = Family.PKV
 PARTS = ("attend_tokens", "merge")
 # The best on average over 18 batches, on an H200 and on 28 of its SMs (data/results/default_cuts.json). With one fill a
 # row of 64k among 63 short ones takes 5 to 7 times as long.

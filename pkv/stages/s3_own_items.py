@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from pkv.cards.known import DEFAULT_TILE, GpuProfile
 from pkv.checks import LONGEST_ROW
-from pkv.kernels.configs import plan_for
 from pkv.kernels.parts import Cut
-from pkv.plans.plan import Int32Array, Plan
+from pkv.plans.fields import Int32Array
+from pkv.plans.gpu import DEFAULT_TILE, GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.plans.soundness import first_fault
 from pkv.stages.s3_workqueue import queue_of, requeue
+from pkv.stages.sizing import plan_for
 from pkv.wording import count_of
 
 MADE_BY = "parts.plan"  # where a plan keeps the function that listed its items

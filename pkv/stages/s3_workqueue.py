@@ -20,17 +20,20 @@ import torch
 
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
-from pkv.cards.known import GpuProfile
-from pkv.kernels.configs import MOST_WARPS, choose_tile, even_programs, plan_for
+from pkv.kernels.configs import MOST_WARPS, choose_tile
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
-from pkv.plans.plan import Int32Array, Launch, Plan, offsets_of
+from pkv.plans.fields import Family, GridOrder, Int32Array, Launch, Merging, offsets_of
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
 from pkv.stages.s2_row_local import own_items
+from pkv.stages.sizing import even_programs, plan_for
 
 PLANNED_ON = "host"
+FAMILY = Family.PKV
 PARTS = ("attend_tokens", "merge", "plan")
 
 
@@ -161,10 +164,17 @@ def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None
         item_order=order,
         launches=queue_launches(row_items, len(items), int(np.diff(plan.partial_offsets).max(initial=0))),
         dynamic=False,
+        family=Family.PKV,
+        grid_order=GridOrder.HEADS_FIRST,
+        merging=Merging.BY_ROW,
         variant="",
         explanation="",
         fallback=None,
     )
+
+
+def fault_of_items(plan: Plan) -> None:
+    """None: the kernel reads the items, whatever they are."""
 
 
 @triton.jit(do_not_specialize=["first_program"])

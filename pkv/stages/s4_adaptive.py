@@ -25,15 +25,19 @@ import torch
 from pkv.arguments import check_kernel_shape
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.costs import Prediction, predict
-from pkv.cards.known import GpuProfile, resolve_gpu
+from pkv.cards.known import resolve_gpu
 from pkv.checks import Ints
-from pkv.plans.plan import Int32Array, Plan, int_lengths
+from pkv.plans.fields import Family, Int32Array, int_lengths
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, x_flashinfer
 from pkv.stages.x_flashinfer import BackendError
 from pkv.stages.x_flashinfer_rules import fault_of_lengths, why_not
 
 PLANNED_ON = "host"
+FAMILY = Family.PKV
+PARTS: tuple[str, ...] = ()
 POLICIES = ("paper", "cost")
 PAPER_GROUP, PAPER_LONGEST, PAPER_FEW_ROWS, PAPER_MANY_ROWS = 4, 16384, 1, 8
 PAPER_SPLITS = {"length_buckets": 32, "workqueue": 24}  # the queue's: 20, 24 or 28, by trace; a policy cannot know it
@@ -220,6 +224,11 @@ def candidate_of(
         return Candidate(name, None, None, reason)
     made = CANDIDATES[name].plan(lengths, shape, gpu=gpu, **({} if splits is None else {"splits": splits}))
     return Candidate(name, made, predict(made, gpu) if timed and gpu.costs is not None else None)
+
+
+def fault_of_items(plan: Plan) -> str:
+    """What is wrong with a plan that says it is of this stage."""
+    return "a plan carries the stage that was chosen, never adaptive itself"
 
 
 _failed: dict[Any, str] = {}  # what did not work here, and why: not tried again

@@ -26,18 +26,21 @@ import torch
 
 from pkv._triton import INTERPRETED, launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
-from pkv.cards.known import GpuProfile
-from pkv.kernels.configs import next_power_of_two, plan_for, reading_programs
+from pkv.kernels.configs import next_power_of_two
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.merging import merge_items, merge_options
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_empty, store_state
-from pkv.plans.plan import Int32Array, Launch, Plan, offsets_of
+from pkv.plans.fields import Family, Int32Array, Launch, Merging, offsets_of
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s3_workqueue import queue_launches
 from pkv.stages.s5_stream_k_runs import cut_runs, find_item, find_row, find_share, rules_for
+from pkv.stages.sizing import plan_for, reading_programs
 
 PLANNED_ON = "gpu"
+FAMILY = Family.PKV
 PARTS = ("attend_tokens",)  # it merges in a way of its own, by the cuts between runs
 
 
@@ -65,6 +68,7 @@ def plan(
         gpu=profile,
         programs_per_sm=resident,
         dynamic=dynamic,
+        merging=Merging.BY_CUT,
     )
 
 

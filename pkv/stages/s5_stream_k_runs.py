@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pkv._triton import tl, triton
-from pkv.plans.plan import Int32Array
+from pkv.plans.fields import Int32Array
 
 
 class Rules(NamedTuple):

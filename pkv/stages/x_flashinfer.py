@@ -21,11 +21,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from pkv.cache.paged import PagedKVCache
+from pkv.cache.paged import PagedKVCache, upload
 from pkv.cache.pool import csr_positions, last_page_lengths
-from pkv.cache.tensors import upload
-from pkv.cards.known import GpuProfile, resolve_gpu
-from pkv.plans.plan import Int32Array, Plan, offsets_of
+from pkv.cards.known import resolve_gpu
+from pkv.plans.fields import Family, GridOrder, Int32Array, offsets_of
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.graphs import is_capturing, keep_for_replays
 from pkv.stages.x_flashinfer_rules import (
@@ -41,6 +42,8 @@ from pkv.stages.x_flashinfer_rules import (
 )
 
 PLANNED_ON = "host"
+FAMILY = Family.FLASHINFER
+PARTS: tuple[str, ...] = ()
 WORKSPACE = 128 * 2**20  # bytes for partial states, as FlashInfer's documentation recommends
 ENQUEUE = threading.Lock()  # held from gathering the page ids to the kernel that reads them
 
@@ -80,6 +83,8 @@ def plan(
         gpu=profile,
         programs_per_sm=resident(shape, profile, kernel),
         variant=kernel,
+        family=FAMILY,
+        grid_order=GridOrder.ITEMS_FIRST,
     )
 
 

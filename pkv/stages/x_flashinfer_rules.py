@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pkv.cards.known import GpuProfile
 from pkv.kernels.configs import WARP_THREADS, resident_programs
-from pkv.plans.plan import Int32Array, Launch
+from pkv.plans.fields import Int32Array, Launch
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 from pkv.wording import count_of, verb
 

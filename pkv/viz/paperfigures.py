@@ -12,7 +12,8 @@ from pkv.bench.records.regret import choices_of, comparable
 from pkv.bench.records.results import TRACE, Result, differing, grouped, parts, results_of
 from pkv.bench.records.summaries import measured_regret, who_pays
 from pkv.cards.files import read_shipped, shipped_names
-from pkv.cards.known import GpuProfile, profile_of
+from pkv.cards.known import profile_of
+from pkv.plans.gpu import GpuProfile
 from pkv.stages.s4_adaptive import OWN, POLICIES
 from pkv.viz.bars import draw_regret
 from pkv.viz.needs import Missing, doubts, where

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pkv.plans.plan import Launch, Plan
+from pkv.plans.fields import Launch
+from pkv.plans.plan import Plan
 from pkv.viz.plandrawing import launches_in_words
 from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, text_width
 from pkv.wording import count_of, verb

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pkv.plans.plan import Launch, Plan
+from pkv.plans.fields import Launch
+from pkv.plans.plan import Plan
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of
 from pkv.viz.svg import GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
 from pkv.wording import count_of, verb

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pkv.plans.fields import Merging
 from pkv.plans.plan import Plan
 from pkv.stages.s5_stream_k_runs import RULES, line_of
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of
@@ -22,7 +23,6 @@ LEFT, MERGE_ROOM, STATE_ROOM = 66.0, 146.0, 34.0
 MOST_LANES = 96
 MOST_HEIGHT, PITCHES = 560.0, (5.0, 22.0)
 LABELLED = 13.0  # a lane so high has room for words
-STAGE = "stream_k"
 
 
 class Piece(NamedTuple):
@@ -71,7 +71,7 @@ def draw_runs(plan: Plan) -> Picture:
 
 def lanes_of(plan: Plan) -> list[Lane]:
     """The programs that have a part of the line, in their order. Programs after the line's end have none."""
-    return _runs_of(plan) if plan.stage == STAGE else _programs_of(plan)
+    return _runs_of(plan) if plan.merging is Merging.BY_CUT else _programs_of(plan)
 
 
 def _runs_of(plan: Plan) -> list[Lane]:
@@ -131,10 +131,10 @@ def claim(plan: Plan, lanes: list[Lane]) -> str:
         return f"{plan.stage}: no row has a token, so no program has a part of the line"
     sizes = np.array([lane.n_units for lane in lanes])
     rows = count_of(len({piece.row for lane in lanes for piece in lane.pieces}), "row")
-    if plan.stage == STAGE:
+    if plan.merging is Merging.BY_CUT:
         crossing = any(len({piece.row for piece in lane.pieces}) > 1 for lane in lanes)
         n_runs, n_units = count_of(len(lanes), "run"), count_of(int(sizes[0]), "unit")
-        head = f"{STAGE}: {n_runs} of {n_units} {verb(len(lanes), 'cross' if crossing else 'hold')} {rows}"
+        head = f"{plan.stage}: {n_runs} of {n_units} {verb(len(lanes), 'cross' if crossing else 'hold')} {rows}"
         return f"{head}, so no program outlasts the others" if len(lanes) > 1 else head
     spread = f"{sizes.min():,} to {sizes.max():,} units" if sizes.min() < sizes.max() else count_of(sizes.max(), "unit")
     head = f"{plan.stage}: {count_of(len(lanes), 'program')} with {spread} of {rows}"
@@ -146,12 +146,12 @@ def _notes(plan: Plan, lanes: list[Lane]) -> list[str]:
     if not lanes:
         return []
     idle = plan.n_programs - len(lanes)
-    what = "run" if plan.stage == STAGE else "program"
+    what = "run" if plan.merging is Merging.BY_CUT else "program"
     notes = [
         f"A lane is a {what}, from left to right. A unit: a tile of {count_of(plan.tile, 'token')}, in its row's "
         f"colour; hollow: the {RULES.START_UNITS} units that a row's start counts for."
     ]
-    if plan.stage == STAGE:
+    if plan.merging is Merging.BY_CUT:
         if lanes[-1].n_units < lanes[0].n_units:
             notes.append(f"The last run has the {count_of(lanes[-1].n_units, 'unit')} that are left.")
         n_states = sum((lane.began is not None) + (lane.ends_after is not None) for lane in lanes)
@@ -196,7 +196,7 @@ def _draw_lanes(sheet: Sheet, plan: Plan, lanes: list[Lane], keys: npt.NDArray[n
     for number, lane in enumerate(lanes):
         y, x = sheet.y + number * pitch, left
         if is_labelled or number % 10 == 0:
-            name = f"{'run' if plan.stage == STAGE else 'prog.'} {lane.program}"
+            name = f"{'run' if plan.merging is Merging.BY_CUT else 'prog.'} {lane.program}"
             name = name if text_width(name, SMALL) < LEFT - 8 else f"{lane.program}"
             sheet.text(LEFT - 8, y + height / 2 + 4, name, size=SMALL, fill=GREY, anchor="end")
         for piece in lane.pieces:

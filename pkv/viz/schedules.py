@@ -11,13 +11,15 @@ from typing import Any
 
 import torch
 
-from pkv.cards.known import GpuProfile, load_gpu
+from pkv.cards.known import load_gpu
 from pkv.cards.simulation import simulate
 from pkv.decoding import plan
-from pkv.kernels.configs import programs_per_sm, reading_programs
+from pkv.kernels.configs import programs_per_sm
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 from pkv.stages import STAGES
 from pkv.stages.s4_adaptive import POLICIES, explain
+from pkv.stages.sizing import reading_programs
 from pkv.viz.choices import draw_choice
 from pkv.viz.runs import draw_runs
 from pkv.viz.svg import Picture

@@ -17,7 +17,7 @@ import torch
 
 from pkv.accuracy import Accuracy
 from pkv.cache.paged import PagedKVCache
-from pkv.cards.known import GpuProfile
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 
 

@@ -20,6 +20,7 @@ from pkv.decoding import decode, run
 from pkv.decoding import plan as plan_step
 from pkv.kernels.parts import Parts
 from pkv.options import options_of
+from pkv.plans.fields import Family
 from pkv.plans.plan import Plan
 from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.x_flashinfer_rules import unfit
@@ -47,7 +48,7 @@ def stage_engine(stage: str, own: tuple[str, Parts] | None = None, **options: An
 def why_not(stage: str, options: dict[str, Any], batch: Batch) -> str | None:
     """Why the stage cannot do the batch here, or None."""
     device = batch.q.device
-    if stage == "reference":
+    if STAGES[stage].FAMILY is Family.TORCH:
         return "it is the fp64 specification that others are checked against" if device.type == "cuda" else None
     reason = why_not_launchable(device)
     if reason is not None:
@@ -56,10 +57,10 @@ def why_not(stage: str, options: dict[str, Any], batch: Batch) -> str | None:
         made = planned(stage, options, batch)
     except (ValueError, TypeError) as error:
         return str(error)
-    if made.stage != "flashinfer":
+    if made.family is not Family.FLASHINFER:
         return None
     reason = x_flashinfer.unavailable() or unfit(batch.cache.k_pages, batch.cache.v_pages, made.variant)
-    return reason if reason is None or stage == "flashinfer" else f"it chose flashinfer, and {reason}"
+    return reason if reason is None or stage == made.stage else f"it chose flashinfer, and {reason}"
 
 
 def prepare(stage: str, options: dict[str, Any], parts: Parts | None, batch: Batch) -> Ready:
@@ -91,7 +92,7 @@ def planned(stage: str, options: dict[str, Any], batch: Batch, parts: Parts | No
 
 def brought(made: Plan, batch: Batch) -> Plan:
     """The plan, when what its kernels read of it is on the GPU: else the first layer would wait for that."""
-    if made.stage == "flashinfer":
+    if made.family is Family.FLASHINFER:
         x_flashinfer.prepare(made, batch.cache, resolve_scale(None, batch.shape.head_dim))
     else:
         made.tensor("items", batch.q.device)  # all its arrays go in one copy

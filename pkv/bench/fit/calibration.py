@@ -22,8 +22,9 @@ from pkv.bench.fit.costfit import ALWAYS, OF_FLASHINFER, fit, predicted_us
 from pkv.bench.loads.grids import PAPER_SEEDS, Load, load
 from pkv.bench.records.records import Records
 from pkv.bench.records.tiles import TILED, best_tile, named, tile_of
-from pkv.cards.known import TILES, Costs, GpuProfile
 from pkv.decoding import plan as plan_step
+from pkv.plans.fields import Family
+from pkv.plans.gpu import TILES, Costs, GpuProfile
 from pkv.plans.plan import Plan
 from pkv.stages.s4_adaptive import CANDIDATES, OWN
 
@@ -149,7 +150,7 @@ def rows_of(records: Records, card: GpuProfile) -> list[Row]:
         tile = tile_of(timing) if named(timing.engine)[0] in OWN else None
         for number, (step, us) in enumerate(zip(steps, timing.gpu_us, strict=True)):
             plan = plan_as(timing.engine, step.lengths, records.loads[timing.load], card, tile)
-            if plan is None or not plan.launches or not us or (plan.stage != "flashinfer" and plan.tile != card.tile):
+            if plan is None or not plan.launches or not us or (plan.family is Family.PKV and plan.tile != card.tile):
                 continue
             role = roles[timing.load]
             rows.append(

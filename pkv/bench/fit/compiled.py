@@ -23,11 +23,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from pkv.cards.known import DEFAULT_TILE, GpuProfile
 from pkv.kernels.configs import ConfigKey, TileConfig, choose_config, every_key
 from pkv.kernels.launching import kernel_shape
 from pkv.kernels.merging import merge_kernel, merge_sizes
 from pkv.kernels.tile import CacheArgs, StateArgs, Strided, attend_tokens
+from pkv.plans.gpu import DEFAULT_TILE, GpuProfile
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import split_kv_kernel
 from pkv.stages.s2_row_local import row_local_kernel

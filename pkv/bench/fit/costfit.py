@@ -19,7 +19,8 @@ import numpy as np
 
 from pkv.bench.fit.least_squares import Floats, least_squares, rounded
 from pkv.cards.costs import predict
-from pkv.cards.known import Costs
+from pkv.plans.fields import Family
+from pkv.plans.gpu import Costs
 from pkv.plans.plan import Plan
 
 ALWAYS = ("memory_gb_per_s", "sm_gb_per_s", "program_gb_per_s", "merge_gb_per_s", "item_us", "launch_us", "step_us")
@@ -36,7 +37,7 @@ def fit(timed: Timed) -> Costs:
 
     ValueError where there are too few of them, or one is no time.
     """
-    names = [*ALWAYS, *(OF_FLASHINFER if any(plan.stage == "flashinfer" for plan, _ in timed) else ())]
+    names = [*ALWAYS, *(OF_FLASHINFER if any(plan.family is Family.FLASHINFER for plan, _ in timed) else ())]
     if len(timed) < 2 * (len(names) + 1):
         raise ValueError(
             f"{len(timed)} times of pkv's stages are too few to fit {len(names)} costs: measure more loads, or more "

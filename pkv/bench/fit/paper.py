@@ -33,8 +33,9 @@ from pkv.bench.loads.published import (
     simulated_ms,
 )
 from pkv.cards.costs import predict
-from pkv.cards.known import Costs, GpuProfile, load_gpu
+from pkv.cards.known import load_gpu
 from pkv.cards.simulation import simulate
+from pkv.plans.gpu import Costs, GpuProfile
 
 START = {
     "memory_gb_per_s": 310.0,

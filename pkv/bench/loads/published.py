@@ -19,9 +19,9 @@ from importlib import resources
 import numpy as np
 
 from pkv.bench.loads.traces import make_trace, steps_of
-from pkv.cards.known import GpuProfile
 from pkv.cards.simulation import simulate
 from pkv.decoding import plan as plan_step
+from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 

@@ -18,9 +18,10 @@ from pkv.bench.records.records import Records
 from pkv.bench.records.results import Result, grouped, machine_of, parts, results_of
 from pkv.cards.costs import predict
 from pkv.cards.files import read_shipped
-from pkv.cards.known import GpuProfile, profile_of
+from pkv.cards.known import profile_of
 from pkv.cards.simulation import simulate
 from pkv.decoding import plan as plan_step
+from pkv.plans.gpu import GpuProfile
 from pkv.stages.s4_adaptive import OWN
 
 PUBLISHED, SIMULATED = "RTX 3060, published", "RTX 3060, simulated"

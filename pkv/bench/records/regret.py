@@ -23,10 +23,12 @@ from pkv.bench.loads.traces import make_trace, steps_of
 from pkv.bench.records.records import Records
 from pkv.bench.records.summaries import Choices, always, measured_regret
 from pkv.cards.costs import before_us, predict
-from pkv.cards.known import GpuProfile, resolve_gpu
+from pkv.cards.known import resolve_gpu
 from pkv.cards.simulation import simulate
 from pkv.decoding import plan as plan_step
-from pkv.plans.plan import Plan, int_lengths
+from pkv.plans.fields import int_lengths
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s4_adaptive import CANDIDATES, OWN, PAPER_SPLITS, POLICIES, Explanation, by_paper, cheapest, explain
 from pkv.stages.x_flashinfer_rules import why_not

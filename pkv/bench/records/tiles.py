@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pkv.bench.records.records import Records, Timing
-from pkv.cards.known import DEFAULT_TILE, TILES
+from pkv.plans.gpu import DEFAULT_TILE, TILES
 from pkv.stages.s4_adaptive import OWN
 
 TILED = ("row_local", "workqueue")  # the stages that tiles are compared on

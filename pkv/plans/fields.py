@@ -1,0 +1,141 @@
+"""What a plan holds: who does which tiles, as data.
+
+Every stage turns row lengths into a Plan; everything else (launching, timing, drawing, simulating) only reads it.
+
+An **item** is (row, begin, end): the half-open token range [begin, end) of one row. KV heads are a grid axis, so each
+item is n_kv_heads work units. Items are ordered by row, and an item's partial state lies at the item's own index:
+row r owns the items partial_offsets[r] .. partial_offsets[r + 1]. A row with one item is written directly, not merged.
+Program p does the items item_order[program_offsets[p] : program_offsets[p + 1]].
+
+Lengths [5, 40] in tiles of 16, two splits of the longest row (3 tiles):
+items (0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40); partial_offsets [0, 2, 4].
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from pkv.checks import LONGEST_ROW, Ints, host_ints
+from pkv.plans.gpu import GpuProfile
+from pkv.plans.shape import Shape
+from pkv.runtime.locks import renew_properties
+
+Int32Array = npt.NDArray[np.int32]
+
+
+class Family(Enum):
+    """Whose kernels run a plan."""
+
+    TORCH = "torch"  # none of ours: PyTorch computes it
+    PKV = "pkv"
+    FLASHINFER = "flashinfer"
+
+
+class GridOrder(Enum):
+    """Which programs of a decode launch are neighbours in its grid."""
+
+    HEADS_FIRST = "heads first"  # the heads of one item
+    ITEMS_FIRST = "items first"  # the items of one head
+
+
+class Merging(Enum):
+    """Which programs a merge launch has."""
+
+    BY_ROW = "by row"  # one for each query head of a row
+    BY_CUT = "by cut"  # one for each cut between two items of a row, and each grid head
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel launch. A decode launch runs the programs [begin, end) for every KV head, a merge launch its rows."""
+
+    kernel: str  # "decode" or "merge"
+    rows: tuple[int, ...]  # rows it works on, in order
+    begin: int = 0
+    end: int = 0
+    n_splits: int = 0  # decode: items of each of these rows, 0 where they differ; merge: the most that a row has
+
+
+@renew_properties
+@dataclass(frozen=True, eq=False)
+class PlanFields:
+    """The arrays and facts of a Plan, which documents them."""
+
+    stage: str
+    shape: Shape
+    lengths: Int32Array
+    items: Int32Array
+    program_offsets: Int32Array
+    partial_offsets: Int32Array
+    launches: tuple[Launch, ...]
+    tile: int
+    gpu: GpuProfile
+    programs_per_sm: int
+    item_order: Int32Array | None = None
+    dynamic: bool = False
+    variant: str = ""
+    explanation: str = ""
+    fallback: str | None = None
+    family: Family = Family.PKV
+    grid_order: GridOrder = GridOrder.HEADS_FIRST
+    merging: Merging = Merging.BY_ROW
+
+    def __post_init__(self) -> None:
+        for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
+            array = getattr(self, name)
+            if array is not None:
+                array = np.array(array, dtype=np.int32)
+                array.setflags(write=False)
+                object.__setattr__(self, name, array)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def n_items(self) -> int:
+        return len(self.items)
+
+    @property
+    def n_programs(self) -> int:
+        """Programs per KV head."""
+        return len(self.program_offsets) - 1
+
+    @cached_property
+    def needs_partials(self) -> bool:
+        """True where some row is split, so that states must be kept and merged."""
+        return any(launch.kernel == "merge" for launch in self.launches)
+
+    @cached_property
+    def has_tokens(self) -> bool:
+        """False where no row has any: then there is nothing to launch."""
+        return bool(self.lengths.any())
+
+    @cached_property
+    def least_bound(self) -> int:
+        """The least of the lengths: with `dynamic`, no row of at most so many tokens can exceed the plan."""
+        return int(self.lengths.min(initial=LONGEST_ROW))
+
+
+def int_lengths(lengths: Ints) -> Int32Array:
+    """Row lengths as an int32 array; a GPU tensor is copied once. Errors name the row.
+
+    >>> int_lengths([5, 40]).tolist()
+    [5, 40]
+    """
+    array = host_ints("lengths", lengths)
+    for row in np.flatnonzero((array < 0) | (array > LONGEST_ROW))[:1]:
+        raise ValueError(f"lengths[{row}] = {array[row]} must lie in 0 .. {LONGEST_ROW} (tokens of row {row})")
+    return array.astype(np.int32)
+
+
+def offsets_of(counts: npt.NDArray[np.int64]) -> Int32Array:
+    """Where each of so many begins, and where the last ends.
+
+    >>> offsets_of(np.array([1, 2, 0])).tolist()
+    [0, 1, 3, 3]
+    """
+    return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
