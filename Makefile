@@ -29,7 +29,7 @@ ON_CPU := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1
 
 # What lint reads of Python. A reader's own files, beside the lessons or in the root, are the reader's, and so are
 # exercises/; they are made from solutions/, and a test lints them as made.
-SOURCES := pkv tests lessons/src lessons/build.py solutions conftest.py
+SOURCES := pkv tests docs/*.py lessons/src lessons/build.py solutions conftest.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup usable lab demo test lint test-all test-gpu clean

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ MODULES = sorted(
     for module in pkgutil.walk_packages(pkv.__path__, "pkv.")
     if module.name not in (WITHOUT_KERNELS_COMPILED, "pkv.__main__")
 )
+MODULES += sorted(path.stem for path in (Path(__file__).resolve().parents[1] / "docs").glob("*.py"))  # of the pages
 
 
 @pytest.mark.parametrize("name", ["pkv", *MODULES])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
+import goalspage
 import pytest
+from goals import ENGINE, TRITON_PEERS, Goal, goals, over_in_wall, over_peers, values_of
+from write import goals_page
 
-from pkv.bench.records.goals import ENGINE, TRITON_PEERS, Goal, goals, over_in_wall, over_peers, values_of
 from pkv.bench.records.results import Result
 from pkv.bench.records.shipped import shipped_records
-from pkv.viz import goalspage
-from pkv.viz.__main__ import goals_page
 from tests.conftest import ROOT
 
 

@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 from drawings import PICTURES, PLANS, SVG, texts
+from write import README_PICTURES
 
 from pkv import viz
-from pkv.viz.__main__ import README_PICTURES
 from pkv.viz.svg import SMALL, WIDTH
 
 ROOT = Path(__file__).resolve().parents[1]

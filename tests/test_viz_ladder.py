@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import machinespage
 import pytest
 import recordfiles
 from drawings import SVG, assert_legible
+from machinespage import LOADS, page_of
 from recordfiles import H200, SLICE, run_of, timing_of, write_records
 
 from pkv.bench.loads.grids import grid, load, trace_load
@@ -18,11 +20,9 @@ from pkv.bench.records import fourmachines
 from pkv.bench.records.records import append, read_records
 from pkv.bench.records.results import results_of
 from pkv.bench.records.shipped import shipped_records
-from pkv.viz import machinespage
 from pkv.viz.figures import FIGURES, Missing
 from pkv.viz.ladder import LADDER, Gain, claim, counts_of, draw_gains
 from pkv.viz.ladderfigures import by_kind, gain_of
-from pkv.viz.machinespage import LOADS, page_of
 from pkv.viz.resultscurves import growth_claim
 from pkv.viz.svg import SMALL
 

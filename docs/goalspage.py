@@ -9,10 +9,11 @@ import math
 from collections.abc import Sequence
 from decimal import ROUND_FLOOR, Decimal
 
-from pkv.bench.records.goals import ENGINE, Goal
+from goals import ENGINE, Goal
+from machinespage import prose
+
 from pkv.bench.records.records import Run
 from pkv.bench.records.results import commit_of, machine_of
-from pkv.viz.machinespage import prose
 from pkv.wording import count_of
 
 COMMAND = "python -m pkv.viz docs/goals.md"

@@ -8,14 +8,15 @@ python -m pkv.viz docs/goals.md
 import sys
 from pathlib import Path
 
+import goalspage
+import machinespage
 import torch
+from goals import goals
 
-from pkv.bench.records.goals import goals
 from pkv.bench.records.results import results_of, sound
 from pkv.bench.records.shipped import shipped_part, shipped_records
 from pkv.decoding import plan
 from pkv.plans.shape import Shape
-from pkv.viz import goalspage, machinespage
 from pkv.viz.figures import draw_recorded
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.svg import Picture, stack
