@@ -1,6 +1,6 @@
 """docs/goals.md: what stream_k is meant to reach on an H200, and what the records that ship say.
 
-    python -m pkv.viz docs/goals.md
+    python docs/write.py goals.md
 
 Goals were set before the kernels were written. Each is judged by records alone, and one that is missed names its loads.
 """
@@ -16,7 +16,7 @@ from pkv.bench.records.records import Run
 from pkv.bench.records.results import commit_of, machine_of
 from pkv.wording import count_of
 
-COMMAND = "python -m pkv.viz docs/goals.md"
+COMMAND = "python docs/write.py goals.md"
 MOST_NAMED = 12  # loads that miss a goal
 
 

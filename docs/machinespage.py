@@ -1,9 +1,9 @@
 """docs/machines.md and its figure: what each stage gains over FlashInfer on four machines, from records and data.
 
-    python -m pkv.viz docs/machines.md      # writes the page, and docs/machines.svg beside it
+    python docs/write.py machines.md      # writes the page, and docs/machines.svg beside it
 
-Every number and every "who gains most" comes from bench/records/fourmachines.py, so the page stays true when records
-change.
+Every number and every "who gains most" comes from pkv/bench/records/fourmachines.py, so the page stays true when
+records change.
 """
 
 import textwrap
@@ -22,7 +22,7 @@ from pkv.viz.svg import Picture
 from pkv.wording import count_of
 
 RIVAL = "FlashInfer's tensor-core kernel"
-COMMAND = "python -m pkv.viz docs/machines.md"
+COMMAND = "python docs/write.py machines.md"
 LOADS = tuple(f"{trace} B{rows}" for rows in PAPER_RUNS for trace in PAPER_TRACES)
 
 

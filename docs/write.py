@@ -1,12 +1,15 @@
-"""Draw one of the README's pictures again, or write a page of docs and its figure, from records and data.
+"""Write the pages of docs and the README's pictures again, from the records and data that ship.
 
-python -m pkv.viz docs/plan.svg         # or docs/results.svg
-python -m pkv.viz docs/machines.md      # and docs/machines.svg
-python -m pkv.viz docs/goals.md
+    python docs/write.py                 # all
+    python docs/write.py machines.md     # one; docs/machines.svg comes with it
+
+A tool of the project's own pages, and no part of the library: whoever installs pkv has no pages to renew.
 """
 
 import sys
 from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # this clone's pkv
 
 import goalspage
 import machinespage
@@ -21,6 +24,7 @@ from pkv.viz.figures import draw_recorded
 from pkv.viz.plandrawing import draw_plan
 from pkv.viz.svg import Picture, stack
 
+DOCS = Path(__file__).resolve().parent
 LENGTHS = [900, 120, 70, 300, 600]
 
 
@@ -59,12 +63,19 @@ def goals_page() -> str:
 README_PICTURES = {"plan.svg": draw_readme, "results.svg": draw_results}
 PAGES = {"machines.md": write_machines, "goals.md": write_goals}
 
-if __name__ == "__main__":
-    if len(sys.argv) != 2 or Path(sys.argv[1]).name not in (*README_PICTURES, *PAGES):
-        sys.exit(f"usage: python -m pkv.viz DIR/NAME, with NAME one of {', '.join((*README_PICTURES, *PAGES))}")
-    target = Path(sys.argv[1])
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.name in PAGES:
-        PAGES[target.name](target)
+
+def write(name: str) -> None:
+    """The picture or page of that name, and what comes with it."""
+    if name in PAGES:
+        PAGES[name](DOCS / name)
     else:
-        README_PICTURES[target.name]().save(target)
+        README_PICTURES[name]().save(DOCS / name)
+    print(f"docs/{name}")
+
+
+if __name__ == "__main__":
+    names = (*README_PICTURES, *PAGES)
+    if unknown := [name for name in sys.argv[1:] if name not in names]:
+        sys.exit(f"{unknown[0]} is none of {', '.join(names)}")
+    for name in sys.argv[1:] or names:
+        write(name)

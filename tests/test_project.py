@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import write
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -197,6 +198,22 @@ def test_modules_that_the_prose_runs_exist(name):
     for module in re.findall(r"python -m (pkv[\w.]*)", (ROOT / name).read_text()):
         path = ROOT / module.replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@pytest.mark.parametrize("name", PROSE)
+def test_scripts_that_the_prose_runs_exist(name):
+    for script in re.findall(r"python ([\w/]+\.py)", (ROOT / name).read_text()):
+        assert (ROOT / script).is_file(), script
+
+
+def test_the_pages_and_pictures_are_what_their_command_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr(write, "DOCS", tmp_path)
+    for name in (*write.README_PICTURES, *write.PAGES):
+        write.write(name)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"goals.md", "machines.md"} | {path.name for path in (ROOT / "docs").glob("*.svg")}
+    different = [name for name in written if (tmp_path / name).read_bytes() != (ROOT / "docs" / name).read_bytes()]
+    assert not different, "run: python docs/write.py"
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])

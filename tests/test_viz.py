@@ -99,6 +99,6 @@ except ImportError as error:
 @pytest.mark.parametrize("name", README_PICTURES)
 def test_readme_pictures_are_those_that_the_command_draws(name):
     saved = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    assert saved == README_PICTURES[name]().svg, f"run: python -m pkv.viz docs/{name}"
+    assert saved == README_PICTURES[name]().svg, f"run: python docs/write.py {name}"
     ElementTree.fromstring(saved)
     assert f"(docs/{name})" in (ROOT / "README.md").read_text()
