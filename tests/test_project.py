@@ -360,14 +360,18 @@ def site(wheel, tmp_path_factory) -> Path:
     return target
 
 
+def environment_of(site: Path) -> dict[str, str]:
+    """Python's environment with the installed pkv: the clone's editable install must not answer."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PKV_HOME")}
+    return environment | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(site), "PYTHONUTF8": "1"}
+
+
 def run_installed(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Python in a folder, with the installed pkv and not the clone's."""
-    # -P leaves the working folder off the path; the clone's editable install must not answer either.
-    environment = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PKV_HOME")}
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(site), "PYTHONUTF8": "1"}
     return subprocess.run(
-        [sys.executable, "-P", *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
+        [sys.executable, "-P", *words],  # -P leaves the working folder off the path
+        cwd=folder, env=environment_of(site), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
 
 
 def test_wheel_works_outside_the_clone(site, tmp_path):
@@ -427,6 +431,65 @@ assert cli.main(["reset", "ex00"]) == 0
     done = run_installed(site, tmp_path, "-m", "pkv", "progress")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"no exercises in {tmp_path} or above: `pkv start DIR`" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def solved(site, tmp_path_factory) -> Path:
+    """A learner's folder outside the clone, as `pkv start` makes it, with every exercise solved."""
+    outside = tmp_path_factory.mktemp("outside")
+    done = run_installed(site, outside, "-m", "pkv", "start", "mine")
+    assert done.returncode == 0, done.stderr
+    for path in (site / MATERIAL / "solutions").glob("ex*.py"):
+        assert (outside / "mine" / "exercises" / path.name).is_file()
+        shutil.copy(path, outside / "mine" / "exercises")
+    return outside / "mine"
+
+
+# A lesson's first cell and its last. An editable install has put the clone at the end of sys.path: what a wheel lacks
+# must not be found there.
+WITHOUT_A_CLONE = """
+import sys
+from pathlib import Path
+sys.path[:] = [entry for entry in sys.path if not Path(entry, "pyproject.toml").exists()]
+"""
+WHERE_FROM = """
+import json
+import sys
+files = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "pkv"}
+print(json.dumps([sys.path, files]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "lessons" / "src").glob("[0-9]*.py")))
+def test_each_lesson_runs_from_the_wheel_without_the_clone(name, site, solved):
+    """To its end, with its exercises solved: all that it imports and reads is in the wheel."""
+    nbformat = pytest.importorskip("nbformat", reason="the test extra brings nbformat")
+    nbclient = pytest.importorskip("nbclient", reason="the test extra brings nbclient")
+    notebook = nbformat.read(solved / "lessons" / f"{name}.ipynb", as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    first, last = map(nbformat.v4.new_code_cell, (WITHOUT_A_CLONE, WHERE_FROM))
+    notebook.cells = [first, *notebook.cells, last]
+    lesson = nbclient.NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=120,
+        resources={"metadata": {"path": str(solved / "lessons")}},
+        extra_arguments=["--log-level=ERROR"],
+    )
+    lesson.execute(env=environment_of(site))  # raises where a cell does
+    (printed,) = last.outputs
+    path, files = json.loads(printed.text)
+    assert str(site) in path
+    assert str(ROOT) not in path
+    assert Path(files["pkv"]).parent == site / "pkv"
+    assert not [file for file in files.values() if not Path(file).is_relative_to(site)]
+    checked = [cell for cell in code if re.search(r"^check\(", cell.source, re.MULTILINE)]
+    assert checked
+    for cell in checked:
+        said = "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+        assert len(re.findall(r"^  correct\b", said, re.MULTILINE)) == cell.source.count("check("), said
 
 
 def has_gpu() -> bool:
