@@ -30,6 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 CONDA_EXTRAS = ["lessons", "gpu", "test"]
 MATERIAL = "pkv/course/material"  # in a wheel
+PROSE = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]
 
 
 def by_name(lines: list[str]) -> dict[str, Requirement]:
@@ -87,8 +88,9 @@ def test_constraints_hold_on_other_machines():
 
 def test_every_make_command_in_the_prose_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for name in ["README.md", "CONTRIBUTING.md", "Dockerfile", "environment.yml", ".ci/run"]:
-        named = set(re.findall(r"(?:`|^\s*|\"|RUN |&& )make ([a-z][a-z-]*)", (ROOT / name).read_text(), re.MULTILINE))
+    for name in [*PROSE, "Dockerfile", "environment.yml", ".ci/run"]:
+        text = (ROOT / name).read_text()
+        named = set(re.findall(r"(?:`|^\s*|\"|RUN |&& )make ([a-z][a-z-]*)", text, re.MULTILINE))
         assert named <= targets, f"{name}: {named - targets}"
     assert {"lab", "test"} <= set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text()))
 
@@ -139,33 +141,59 @@ def test_make_with_a_python_that_lacks_torch_says_what_to_do(target, tmp_path):
     assert "torch or numpy is missing. Leave out PY=" in said[0]
 
 
-def readme_blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+def test_what_changed_names_modules_that_are_there():
+    moved = re.findall(r"^\| `(pkv[\w.]*)` \| `(pkv[\w.]*)` \|", (ROOT / "docs/changes.md").read_text(), re.MULTILINE)
+    files = [[(ROOT / name.replace(".", "/")).with_suffix(".py").is_file() for name in names] for names in moved]
+    assert len(moved) > 50
+    assert not [names for names, there in zip(moved, files, strict=True) if there != [False, True]]
 
 
-def test_readme_examples_run_one_after_the_other(tmp_path):
+def blocks_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("page", "n_blocks", "said"),
+    [
+        ("README.md", 2, ["torch.Size([3, 8, 64])", "split_kv", "Timeline of stage workqueue on rtx3060"]),
+        (
+            "docs/library.md",
+            5,
+            [
+                "torch.Size([3, 8, 64])",
+                "[0, 105, 0]",  # a pool after five steps, a fork and a free
+                str(list(pkv.STAGES)),
+                "Timeline of stage workqueue on rtx3060",
+                "Policy 'cost' on rtx3060",
+            ],
+        ),
+        ("docs/exercises.md", 1, ["ex01_4"]),
+        ("docs/changes.md", 1, []),
+    ],
+)
+def test_readme_and_docs_examples_run_one_after_the_other(page, n_blocks, said, tmp_path):
     script = tmp_path / "mine.py"
-    blocks = readme_blocks("python")
-    assert len(blocks) == 5
+    blocks = blocks_of(page, "python")
+    assert len(blocks) == n_blocks
     script.write_text("".join(blocks))
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "torch.Size([3, 8, 64])" in done.stdout
-    assert "[0, 105, 0]" in done.stdout, "a pool after five steps, a fork and a free"
-    assert str(list(pkv.STAGES)) in done.stdout
-    assert "Timeline of stage workqueue on rtx3060" in done.stdout
-    assert "Policy 'cost' on rtx3060" in done.stdout
+    assert not [words for words in said if words not in done.stdout], done.stdout
 
 
-def test_the_readme_names_every_stage_in_order():
-    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_every_page_with_examples_has_a_test_that_runs_them():
+    """Those of records.md are run by test_records.py, those of traces.md by test_traces.py."""
+    with_examples = {page for page in PROSE if blocks_of(page, "python")}
+    here = {"README.md", "docs/library.md", "docs/exercises.md", "docs/changes.md"}
+    assert with_examples == here | {"docs/records.md", "docs/traces.md"}
+
+
+def test_the_library_page_names_every_stage_in_order():
+    named = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/library.md").read_text(), re.MULTILINE)
     assert named == list(pkv.STAGES)
-
-
-PROSE = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]
 
 
 @pytest.mark.parametrize("name", PROSE)
@@ -175,7 +203,7 @@ def test_every_pkv_command_in_the_prose_is_understood(name):
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     typed = [line for block in blocks for line in block.splitlines()]
     for line in [*typed, *re.findall(r"`([^`\n]+)`", text)]:
-        found = re.match(r"(?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?pkv (.+)", line)
+        found = re.match(r"(?:[A-Z_]+=\S+ )*(?:\S*/bin/)?pkv (.+)", line)
         words = shlex.split(found[1], comments=True) if found else []
         if words and not words[0].startswith("-"):
             names = [word for word in words if word.startswith("--")]
@@ -267,11 +295,26 @@ def test_compile_figures_are_listed_when_asked_for_and_under_a_heading(verbosity
         assert figures == "sm_80 2 bytes, 16 heads"
 
 
-def test_readme_links_and_picture_exist():
-    text = (ROOT / "README.md").read_text()
-    links = [target for target in re.findall(r"\]\(([^)#]+)\)", text) if not target.startswith("https:")]
-    assert [link for link in links if link.endswith(".svg")], "the README shows a picture"
-    assert not [link for link in links if not (ROOT / link).exists()]
+def headings_of(page: Path) -> set[str]:
+    """As a link names them after its #."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("name", [*PROSE, "CHANGELOG.md"])
+def test_readme_and_docs_links_lead_somewhere(name):
+    for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text()):
+        if not target.startswith("https:"):
+            path, _, heading = target.partition("#")
+            page = (ROOT / name).parent / path if path else ROOT / name
+            assert page.exists(), target
+            assert not heading or heading in headings_of(page), target
+
+
+def test_readme_shows_a_picture_and_links_every_page():
+    targets = {target.partition("#")[0] for target in re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())}
+    assert [target for target in targets if target.endswith(".svg")]
+    assert not {*PROSE, "CHANGELOG.md"} - {"README.md"} - targets
 
 
 def test_the_map_is_the_tree():
