@@ -51,7 +51,7 @@ lint: $(SETUP) ## format, lint, types and spelling only
 	$(PY) -m ruff check $(SOURCES)
 	$(PY) -m mypy
 	$(LINT_IMPORTS) --no-cache --no-logo
-	$(TYPOS) --force-exclude $(SOURCES) README.md CONTRIBUTING.md CHANGELOG.md docs *.toml *.yml Makefile Dockerfile NOTICE .ci
+	$(TYPOS) --force-exclude $(SOURCES) README.md CONTRIBUTING.md CHANGELOG.md docs *.toml *.yml Makefile Dockerfile NOTICE .ci .github
 
 test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (about 14 minutes)
 	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu and (slow or browser)" $(ARGS)

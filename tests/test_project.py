@@ -31,6 +31,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 CONDA_EXTRAS = ["lessons", "gpu", "test"]
 MATERIAL = "pkv/course/material"  # in a wheel
 PROSE = ["README.md", "CONTRIBUTING.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/*.md"))]
+WORKFLOW = ".github/workflows/ci.yml"
 
 
 def by_name(lines: list[str]) -> dict[str, Requirement]:
@@ -88,11 +89,29 @@ def test_constraints_hold_on_other_machines():
 
 def test_every_make_command_in_the_prose_exists():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for name in [*PROSE, "Dockerfile", "environment.yml", ".ci/run"]:
+    for name in [*PROSE, "Dockerfile", "environment.yml", ".ci/run", WORKFLOW]:
         text = (ROOT / name).read_text()
-        named = set(re.findall(r"(?:`|^\s*|\"|RUN |&& )make ([a-z][a-z-]*)", text, re.MULTILINE))
+        named = set(re.findall(r"(?:`|^\s*|\"|RUN |run: |&& )make ([a-z][a-z-]*)", text, re.MULTILINE))
         assert named <= targets, f"{name}: {named - targets}"
     assert {"lab", "test"} <= set(re.findall(r"make ([a-z-]+)", (ROOT / "README.md").read_text()))
+
+
+def test_the_public_workflow_runs_what_ci_runs():
+    """Make's targets, the same and no others, on every Python that pkv supports; nothing secret is asked for."""
+    text = (ROOT / WORKFLOW).read_text()
+    workflow = yaml.safe_load(text)
+    jobs = workflow["jobs"]
+    typed = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert typed == re.findall(r"^make .+", (ROOT / ".ci/run").read_text(), re.MULTILINE)
+    (job,) = [job for job in jobs.values() if "strategy" in job]
+    assert {"run": "make test"} in job["steps"]
+    pythons = [line.rpartition(" ")[2] for line in PROJECT["classifiers"] if " :: Python :: " in line]
+    assert job["strategy"]["matrix"]["python-version"] == pythons
+    assert {job["runs-on"] for job in jobs.values()} == {"ubuntu-latest"}
+    assert "secrets." not in text
+    assert workflow["permissions"] == {"contents": "read"}
+    assert re.search(r"ifneq \(\$\(TORCH_INDEX\),\)", (ROOT / "Makefile").read_text()), "make reads it"
+    assert workflow["env"]["TORCH_INDEX"] in (ROOT / "README.md").read_text()
 
 
 def test_make_alone_lists_the_commands():
