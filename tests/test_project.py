@@ -222,7 +222,7 @@ def test_every_pkv_command_in_the_prose_is_understood(name):
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     typed = [line for block in blocks for line in block.splitlines()]
     for line in [*typed, *re.findall(r"`([^`\n]+)`", text)]:
-        found = re.match(r"(?:[A-Z_]+=\S+ )*(?:\S*/bin/)?pkv (.+)", line)
+        found = re.match(r"(?:[A-Z_]+=\S+ )*(?:\S*bin/)?pkv (.+)", line)
         words = shlex.split(found[1], comments=True) if found else []
         if words and not words[0].startswith("-"):
             names = [word for word in words if word.startswith("--")]
