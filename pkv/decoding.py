@@ -22,6 +22,7 @@ from pkv.plans.fields import Family, int_lengths
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.graphs import is_capturing
+from pkv.runtime.memory import Memory
 from pkv.runtime.tracers import is_traced, refuse_tracers
 from pkv.stages import TAKES
 from pkv.stages.s3_own_items import check_made_by, plan_by
@@ -37,6 +38,7 @@ NO_GRADIENT = (
     "q or the cache requires grad, but what pkv computes carries no gradient. Call it under torch.no_grad() if none is "
     "needed; where one is, use torch.nn.functional.scaled_dot_product_attention."
 )
+SOUND = Memory()  # plans that pkv.plan made, or pkv.run has checked
 _said: set[str] = set()  # warnings that a process gives once
 
 
@@ -79,7 +81,7 @@ def plan(
     else:
         with parts.blamed("plan"):
             made = plan_by(parts.plan, row_lengths, shape, **options)
-    object.__setattr__(made, "_is_sound", True)
+    SOUND.of(made)["made by"] = "pkv.plan"
     return made
 
 
@@ -112,7 +114,7 @@ def run(
     check_arrays(q, cache, out)
     with cache.unchanged():
         check_plan(q, cache, plan, check)
-        if not plan._is_sound:
+        if not SOUND.known(plan):
             check_items(plan)
         parts = taken(parts, plan.stage, TAKES)
         if parts is not None and parts.plan is not None:
@@ -170,7 +172,7 @@ def check_items(plan: Plan) -> None:
         fault = find_stage(plan.stage).fault_of_items(plan)
     if fault:
         raise ValueError(f"plan of stage {plan.stage!r}: {fault}; make it with pkv.plan")
-    object.__setattr__(plan, "_is_sound", True)
+    SOUND.of(plan)["checked by"] = "pkv.run"
 
 
 def decode(

@@ -17,8 +17,10 @@ from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import gpu_of
 from pkv.kernels.launching import COPY_BYTES, KernelArgs, places_of, tensors_of
 from pkv.plans.plan import Plan
+from pkv.runtime.memory import Memory
 from pkv.stages import REPEATED
 
+KINDS = Memory()  # of a cache: {kind of a call: Ready}
 MOST_KINDS = 64  # of calls with one cache
 GPU = "cuda"  # the type of devices for which anything is kept
 
@@ -65,7 +67,7 @@ def remember(
     stage = REPEATED.get(plan.stage)
     if INTERPRETED or stage is None or not (plan.dynamic and plan.has_tokens):
         return
-    ready = cache.__dict__.setdefault("_ready", {})
+    ready = KINDS.of(cache)
     if kind in ready:  # it went the long way all the same: `out` lies over q, say
         return
     args = stage.arguments(q, cache, plan, scale, out, lse).without_tensors()
@@ -91,7 +93,7 @@ def decode_again(
     kind: Hashable | None, q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """out and lse of a call of a kind that is known; None where it must go the long way. Nothing is launched then."""
-    ready: Ready | None = None if kind is None else cache.__dict__.get("_ready", {}).get(kind)
+    ready: Ready | None = None if kind is None else KINDS.known(cache).get(kind)
     if ready is None or q.device.index != torch.cuda.current_device():
         return None
     if out is None:

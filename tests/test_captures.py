@@ -17,7 +17,7 @@ from cases import DEVICE, Case, batch, marks_of, options_of
 import pkv
 from pkv import _triton, decoding
 from pkv.accuracy import Yardstick
-from pkv.plans.plan import Plan
+from pkv.kernels.uploads import UPLOADS
 from pkv.runtime import graphs as captures
 
 GPU = torch.device("cuda", 0)
@@ -113,7 +113,7 @@ def test_stages_planned_on_the_gpu_read_no_array_of_the_plan(stage, dynamic, mon
     q, cache = batch(case)
     options = {"splits": 3} if "splits" in options_of(stage) else {}
     made = pkv.plan(case.lengths, pkv.Shape.of(q, cache), stage, dynamic=dynamic, gpu="rtx3060", **options)
-    monkeypatch.setattr(Plan, "tensor", lambda *_: pytest.fail("an array of the plan is read"))
+    monkeypatch.setattr("pkv.kernels.uploads._upload", lambda *_: pytest.fail("an array of the plan is read"))
     result = pkv.run(q, cache, made)
     accuracy = Yardstick(q, cache).measure(*result)
     assert accuracy.ok, accuracy
@@ -122,19 +122,19 @@ def test_stages_planned_on_the_gpu_read_no_array_of_the_plan(stage, dynamic, mon
 @pytest.mark.parametrize("stage", ON_HOST)
 def test_a_plan_that_is_not_on_the_gpu_yet_is_refused_while_a_graph_is_captured(stage, monkeypatch):
     q, cache = batch(Case("ragged", [40, 5, 70]))
-    monkeypatch.setattr("pkv.plans.plan.is_capturing", lambda device: True)
-    monkeypatch.setattr("pkv.plans.plan.keep_for_replays", lambda what, device: kept.append(what))
+    monkeypatch.setattr("pkv.kernels.uploads.is_capturing", lambda device: True)
+    monkeypatch.setattr("pkv.kernels.uploads.keep_for_replays", lambda what, device: kept.append(what))
     kept = []
     made = pkv.plan([40, 5, 70], pkv.Shape.of(q, cache), stage)
     with pytest.raises(RuntimeError, match=r"not on \w+ yet.*run it once with pkv\.run, then capture"):
         pkv.run(q, cache, made)
     assert not kept
-    monkeypatch.setattr("pkv.plans.plan.is_capturing", lambda device: False)
+    monkeypatch.setattr("pkv.kernels.uploads.is_capturing", lambda device: False)
     want = pkv.run(q, cache, made)
-    monkeypatch.setattr("pkv.plans.plan.is_capturing", lambda device: True)
+    monkeypatch.setattr("pkv.kernels.uploads.is_capturing", lambda device: True)
     assert all(torch.equal(a, b) for a, b in zip(want, pkv.run(q, cache, made), strict=True))
     assert kept
-    assert {id(x) for x in kept} == {id(made._kept["packed", q.device])}, "all of the plan's memory"
+    assert {id(x) for x in kept} == {id(UPLOADS.known(made)["packed", q.device])}, "all of the plan's memory"
 
 
 @pytest.mark.parametrize("stage", ["length_buckets", "workqueue"])
@@ -302,7 +302,7 @@ def test_a_plan_of_one_stream_may_be_dropped_while_another_still_runs_it(stage):
     pkv.run(q, cache, plan)  # uploads it on this stream
     torch.ones(1, dtype=torch.int32, device=DEVICE)  # CUDA waits for all streams when it first loads a kernel
     torch.cuda.synchronize()
-    size = plan._kept["packed", q.device].numel()
+    size = UPLOADS.known(plan)["packed", q.device].numel()
     other, dropped = torch.cuda.Stream(), weakref.ref(plan)
     gc.collect()  # takes long, so it is done before
     with torch.cuda.stream(other):

@@ -36,6 +36,7 @@ from pkv.bench.engines.registry import DEFAULT_ENGINES, ENGINES, find_engines
 from pkv.bench.engines.triton import sglang_splits
 from pkv.bench.loads.batches import poisoned_batch
 from pkv.cards.known import gpu_of, load_gpu
+from pkv.kernels.uploads import UPLOADS
 from pkv.plans.gpu import GpuProfile
 from pkv.stages import x_flashinfer
 
@@ -142,7 +143,7 @@ def test_a_plan_of_the_host_is_made_once_a_step_and_run_for_every_layer(monkeypa
     made.clear()
     planned = ready.plan()
     assert [(k["stage"], k["splits"], k["gpu"].name) for k in made] == [("workqueue", 20, "rtx3060")]
-    assert ("items", CPU) in planned._kept, "its arrays are where the kernels read them before the first layer"
+    assert ("items", CPU) in UPLOADS.known(planned), "its arrays are where the kernels read them before the first layer"
     ready.run(planned)
     ready.run(planned)
     assert len(made) == 1

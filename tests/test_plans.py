@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pkv
+from pkv.kernels.uploads import UPLOADS, uploaded
 from pkv.plans.fields import Launch
 from pkv.plans.gpu import TILES
 from pkv.stages.x_flashinfer_rules import why_not
@@ -361,11 +362,11 @@ def test_from_json_refuses_a_broken_plan(changes):
 
 def test_a_changed_plan_uploads_its_own_arrays():
     plan = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
-    plan.tensor("items", torch.device("cpu"))
+    uploaded(plan, "items", torch.device("cpu"))
     other = dataclasses.replace(plan, items=plan.items[::-1])
     for made in (plan, other):
         for name in ("items", "program_offsets", "partial_offsets"):
-            there = made.tensor(name, torch.device("cpu"))
+            there = uploaded(made, name, torch.device("cpu"))
             assert there.tolist() == getattr(made, name).tolist()
             assert there.data_ptr() % 16 == 0
 
@@ -559,10 +560,11 @@ def test_bad_shapes(sizes, error, message):
 
 def test_copies_are_without_what_running_made_and_stay_read_only():
     plan = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
-    plan.tensor("items", torch.device("cpu"))
+    uploaded(plan, "items", torch.device("cpu"))
     for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
         assert other == plan
-        assert (plan._kept != {}, other._kept) == (True, {})
+        assert UPLOADS.known(plan)
+        assert not UPLOADS.known(other)
         with pytest.raises(ValueError, match="read-only"):
             other.items[0] = 1
 

@@ -20,8 +20,9 @@ import pkv
 from pkv import decoding
 from pkv import step as ready
 from pkv.kernels import launching
+from pkv.kernels.launching import ARGUMENTS
 from pkv.stages import s2_row_local, s5_stream_k
-from pkv.step import decode_again, kind_of, remember
+from pkv.step import KINDS, decode_again, kind_of, remember
 
 kernels = kernels  # the fixture
 CASE = Case("ready", [70, 0, 300])
@@ -92,7 +93,7 @@ def test_nothing_but_the_cache_is_held(as_on_a_gpu):
     q, cache = batch(CASE)
     out = torch.empty_like(q)
     kind = first_call(q, cache, out)
-    args = cache.__dict__["_ready"][kind].args
+    args = KINDS.known(cache)[kind].args
     held = [args.q.ptr, args.result.out.ptr, args.result.lse.ptr, args.partials.out.ptr, args.partials.lse.ptr]
     assert held == [None] * 5
 
@@ -188,10 +189,10 @@ def test_a_kind_that_goes_the_long_way_again_is_not_found_out_again(as_on_a_gpu,
     """As each step of a loop does whose `out` is q itself."""
     q, cache = batch(CASE)
     kind = first_call(q, cache, q)
-    kept = cache.__dict__["_ready"][kind]
+    kept = KINDS.known(cache)[kind]
     assert decode_again(kind, q, cache, q) is None
     first_call(q, cache, q)
-    assert cache.__dict__["_ready"][kind] is kept
+    assert KINDS.known(cache)[kind] is kept
 
 
 def test_tensors_without_an_address_have_no_kind(as_on_a_gpu):
@@ -240,14 +241,14 @@ def test_parts_that_are_none_are_refused_whether_the_kind_is_known_or_not(as_on_
 def test_only_what_needs_no_host_and_launches_is_kept(as_on_a_gpu, monkeypatch):
     q, cache = batch(CASE)
     first_call(q, cache, stage=s2_row_local)
-    assert not cache.__dict__.get("_ready"), "it has no launcher"
+    assert not KINDS.known(cache), "it has no launcher"
     plan = pkv.plan(CASE.lengths, pkv.Shape.of(q, cache), "stream_k", gpu="rtx3060")
     lse = torch.empty(q.shape[:2], device=q.device)
     remember("a kind", q, cache, plan, 1.0, q, lse)
-    assert not cache.__dict__.get("_ready"), "the plan is of these lengths only"
+    assert not KINDS.known(cache), "the plan is of these lengths only"
     monkeypatch.setattr(ready, "INTERPRETED", True)
     first_call(q, cache)
-    assert not cache.__dict__.get("_ready"), "the interpreter gains nothing"
+    assert not KINDS.known(cache), "the interpreter gains nothing"
 
 
 def test_kinds_are_bounded(as_on_a_gpu):
@@ -255,7 +256,7 @@ def test_kinds_are_bounded(as_on_a_gpu):
     for extra in range(2 * ready.MOST_KINDS):
         wide = torch.zeros(*q.shape[:2], q.shape[2] + 8 * extra, dtype=q.dtype, device=q.device)[..., : q.shape[2]]
         first_call(wide, cache)
-    assert 0 < len(cache.__dict__["_ready"]) <= ready.MOST_KINDS
+    assert 0 < len(KINDS.known(cache)) <= ready.MOST_KINDS
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
@@ -270,7 +271,7 @@ def test_memory_that_a_cache_left_is_held_no_longer(as_on_a_gpu, layout):
     assert old() is not None
     cache.k_pages.set_(cache.k_pages.clone())
     kind = first_call(q, cache)
-    assert list(cache.__dict__["_ready"]) == [kind]
+    assert list(KINDS.known(cache)) == [kind]
     gc.collect()
     assert old() is None
 
@@ -279,7 +280,9 @@ def test_memory_that_a_cache_left_is_held_no_longer(as_on_a_gpu, layout):
 def test_a_copy_of_a_cache_finds_it_out_again(as_on_a_gpu, duplicate):
     q, cache = batch(CASE)
     first_call(q, cache)
-    assert not {"_ready", "_kernel_args"} & set(duplicate(cache).__dict__)
+    copy_of_it = duplicate(cache)
+    assert not KINDS.known(copy_of_it)
+    assert not ARGUMENTS.known(copy_of_it)
 
 
 # --- the real thing ---
@@ -296,7 +299,7 @@ def test_on_a_gpu_later_calls_give_the_same_bits(dtype):
             again = pkv.decode(q, cache, out=out, scale=scale, return_lse=True)
             assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
             assert out is None or again[0] is out
-    assert len(cache.__dict__["_ready"]) == 9
+    assert len(KINDS.known(cache)) == 9
     cache.lengths.copy_(torch.tensor([3, 0, 290], dtype=torch.int32))  # row 1 has no pages
     again = pkv.decode(q, cache, return_lse=True)
     wanted = pkv.decode(q, pkv.PagedKVCache(cache.k_pages, cache.v_pages, cache.block_table, cache.lengths), return_lse=True)  # fmt: skip # noqa: E501

@@ -27,7 +27,6 @@ from pkv.wording import count_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
-FOUND_OUT = ("_kernel_args", "_ready")  # by calls that came before; a copy finds it out again
 NOT_OWNED = """this cache was built from tensors and does not own its pages: write pages, block_table and lengths \
 yourself, or build the cache with PagedKVCache.empty or PagedKVCache.from_dense"""
 
@@ -239,8 +238,7 @@ class PagedKVCache:
 
     def __getstate__(self) -> dict[str, Any]:
         in_step = self._count_edits() == self._seen_edits
-        kept = {name: value for name, value in self.__dict__.items() if name not in FOUND_OUT}
-        return {**kept, "_seen_edits": None if in_step else (-1, -1)}
+        return {**self.__dict__, "_seen_edits": None if in_step else (-1, -1)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -26,6 +26,7 @@ from pkv.commands.selftest import kernel_device
 from pkv.decoding import plan, run
 from pkv.plans.shape import Shape
 from pkv.stages import STAGES, x_flashinfer
+from pkv.stages.s4_adaptive import IN_ITS_PLACE
 from pkv.stages.x_flashinfer_rules import why_not
 from pkv.wording import count_of
 
@@ -138,7 +139,7 @@ def try_stage(
         nan = float("nan")
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         return Result(name, nan, nan, False, nan, nan, 0, 0, 0, nan, nan, kind, reason)
-    made = made._kept.get("fallback", made)  # where FlashInfer does not work, what ran in its place
+    made = IN_ITS_PLACE.known(made).get("plan", made)  # where FlashInfer does not work, what ran in its place
     counters = made.counters
     return Result(
         stage=name,

@@ -11,10 +11,14 @@ from pkv.kernels.configs import TileConfig, block_heads, block_of, choose_config
 from pkv.kernels.merging import launch_merge, merge_by
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import LOG2_E, CacheArgs, KernelShape, StateArgs, Strided, attend_tokens
+from pkv.kernels.uploads import uploaded
 from pkv.plans.fields import Launch
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
+from pkv.runtime.memory import Memory
 
+SIZES = Memory()  # of a plan: {(are all rows aligned, device): (sizes of its kernels, warps)}
+ARGUMENTS = Memory()  # of a cache: {"made": its arguments, "places": where its tensors lay}
 COPY_BYTES = 16  # an asynchronous copy (cp.async) moves 16 bytes from a multiple of 16
 
 
@@ -93,12 +97,12 @@ class KernelArgs:
         self.q = strided(q)
         self.result = StateArgs(strided(out), strided(lse))
         self.qk_scale = scale * LOG2_E
-        kept: tuple[KernelShape, int] | None = plan._kept.get((aligned, q.device))
-        if kept is None:
+        sizes_of = SIZES.of(plan)
+        if (aligned, q.device) not in sizes_of:
             config = choose_config(plan.shape, plan.gpu, plan.tile, aligned)
             sizes = kernel_shape(plan.shape, config, aligned, INTERPRETED, merges_early(q.device))
-            kept = plan._kept[aligned, q.device] = sizes, config.num_warps
-        self.shape, num_warps = kept
+            sizes_of[aligned, q.device] = sizes, config.num_warps
+        self.shape, num_warps = sizes_of[aligned, q.device]
         self.options = {"num_warps": num_warps}
         if n_partials is None:
             n_partials = plan.n_items if plan.needs_partials else 0
@@ -158,7 +162,7 @@ class KernelArgs:
     @property
     def partial_offsets(self) -> torch.Tensor:
         """The plan's, on the device."""
-        return self.plan.tensor("partial_offsets", self.device)
+        return uploaded(self.plan, "partial_offsets", self.device)
 
 
 def tensors_of(cache: PagedKVCache) -> tuple[torch.Tensor, ...]:
@@ -174,14 +178,14 @@ def places_of(cache: PagedKVCache) -> tuple[int, ...]:
 def cache_args(cache: PagedKVCache) -> tuple[CacheArgs, bool, tuple[Any, ...]]:
     """(arguments, are all rows aligned, part of the signature) of a cache: made once, as it keeps its tensors."""
     places = places_of(cache)
-    known = cache.__dict__.get("_kernel_args")
-    if known is not None and known[0] == places:
-        made: tuple[CacheArgs, bool, tuple[Any, ...]] = known[1]
+    known = ARGUMENTS.of(cache)
+    if known.get("places") == places:
+        made: tuple[CacheArgs, bool, tuple[Any, ...]] = known["made"]
         return made
     k, v, table, lengths = map(strided, (cache.k_nhd, cache.v_nhd, cache.block_table, cache.lengths))
     aligned = is_aligned(k.ptr) and is_aligned(v.ptr)
     strides = tuple(kinds_of(side.strides) for side in (k, v, table, lengths))
     alignment = tuple(place % COPY_BYTES for place in places)
     made = CacheArgs(k, v, table, lengths), aligned, (cache.dtype, strides, alignment)
-    cache.__dict__["_kernel_args"] = places, made
+    known.update(made=made, places=places)
     return made

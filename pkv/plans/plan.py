@@ -4,19 +4,15 @@ fields.py says what a plan holds. Here it is checked, counted, compared, printed
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import torch
-
 from pkv.plans.as_json import fields_from_json, plan_to_dict
 from pkv.plans.counters import Counters, count
-from pkv.plans.fields import Int32Array, Launch, PlanFields
+from pkv.plans.fields import Launch, PlanFields
 from pkv.plans.printing import as_table
 from pkv.plans.soundness import first_fault
-from pkv.runtime.graphs import is_capturing, keep_for_replays
 from pkv.runtime.locks import renew_properties
 from pkv.wording import count_of
 
@@ -35,13 +31,6 @@ class Plan(PlanFields):
     and merging: whose kernels run it, and how they share the work.
     """
 
-    _kept: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # what running it makes once
-    _is_sound: bool = field(init=False, default=False, repr=False)  # made by pkv.plan, or checked since
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: without what running the plan has made, such as tensors on a GPU."""
-        return {**self.__dict__, "_kept": {}}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self.__post_init__()
@@ -49,46 +38,6 @@ class Plan(PlanFields):
     @cached_property
     def counters(self) -> Counters:
         return count(self)
-
-    def tensor(self, name: "str | tuple[int, ...]", device: torch.device) -> torch.Tensor:
-        """One of the arrays on `device`, or a launch's row numbers; all are copied there at once, and kept.
-
-        It is for kernels that are launched on the current stream: as long as those may read it, it stays, though the
-        plan be dropped. RuntimeError while a CUDA graph is captured, if the arrays are not there yet.
-        """
-        if (name, device) not in self._kept:
-            self._upload(device)
-        found: torch.Tensor = self._kept[name, device]
-        if is_capturing(device):
-            keep_for_replays(self._kept["packed", device], device)
-        elif device.type == "cuda" and torch.cuda.current_stream(device) != self._kept["stream", device]:
-            found.record_stream(torch.cuda.current_stream(device))
-        return found
-
-    def rows_tensor(self, launch: Launch, device: torch.device) -> torch.Tensor | None:
-        """The launch's row numbers on `device`, or None where they are all rows in order."""
-        return None if len(launch.rows) == self.n_rows else self.tensor(launch.rows, device)
-
-    def _upload(self, device: torch.device) -> None:
-        """One copy for all arrays. Each begins at a multiple of 16 bytes, so that kernels find all aligned alike."""
-        if is_capturing(device):
-            raise RuntimeError(
-                f"this plan of stage {self.stage!r} is not on {device} yet, and cannot be copied there while a CUDA "
-                "graph is captured: make it with pkv.plan, run it once with pkv.run, then capture pkv.run with it"
-            )
-        names = ("items", "program_offsets", "partial_offsets", "item_order")
-        arrays: dict[Any, Int32Array] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        arrays |= {launch.rows: np.array(launch.rows, dtype=np.int32) for launch in self.launches}
-        begins = np.cumsum([0] + [-(-array.size // 4) * 4 for array in arrays.values()])
-        packed = np.zeros(begins[-1], dtype=np.int32)
-        for array, begin in zip(arrays.values(), begins, strict=False):
-            packed[begin : begin + array.size] = array.ravel()
-        there = torch.from_numpy(packed).to(device)
-        if device.type == "cuda":
-            self._kept["stream", device] = torch.cuda.current_stream(device)
-        self._kept["packed", device] = there
-        for (name, array), begin in zip(arrays.items(), begins, strict=False):
-            self._kept[name, device] = there[begin : begin + array.size].view(array.shape)
 
     def validate(self) -> "Plan":
         """Return self if each token of each row is covered exactly once and all arrays agree, else ValueError."""

@@ -20,6 +20,7 @@ from pkv.checks import MOST_SPLITS
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
+from pkv.kernels.uploads import uploaded_rows
 from pkv.plans.fields import Family, Int32Array, Launch
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -202,7 +203,7 @@ def launch(
     """
     args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     for step in plan.launches:
-        row_ids = plan.rows_tensor(step, q.device)
+        row_ids = uploaded_rows(plan, step, q.device)
         offsets = None if row_ids is None else args.partial_offsets
         if step.kernel == "merge":
             args.merge(step, offsets, row_ids)

@@ -5,6 +5,7 @@ The function is told the lengths [5, 40] and the shape. For tiles of 16 it may a
 """
 
 import operator
+import weakref
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,12 @@ from pkv.plans.gpu import DEFAULT_TILE, GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.plans.soundness import first_fault
+from pkv.runtime.memory import Memory
 from pkv.stages.s3_workqueue import queue_of, requeue
 from pkv.stages.sizing import plan_for
 from pkv.wording import count_of
 
-MADE_BY = "parts.plan"  # where a plan keeps the function that listed its items
+MADE_BY = Memory()  # of a plan: {"cut": gives the function that listed its items}
 
 
 def plan_by(
@@ -57,13 +59,17 @@ def plan_by(
     fault = first_fault(made)
     if fault:
         raise ValueError(f"parts.plan: {fault}")
-    made._kept[MADE_BY] = cut
+    try:
+        MADE_BY.of(made)["cut"] = weakref.ref(cut)  # which may hold the plan
+    except TypeError:  # not every object can be told to have gone
+        MADE_BY.of(made)["cut"] = lambda: cut
     return made
 
 
 def check_made_by(cut: Cut, plan: Plan) -> None:
     """ValueError for a plan that is not of plan_by(cut): when it runs, parts.plan has no say any more."""
-    if plan._kept.get(MADE_BY) is not cut:
+    made_by = MADE_BY.known(plan).get("cut")
+    if made_by is None or made_by() is not cut:
         raise ValueError(
             "plan was not made by parts.plan: make it with pkv.plan(lengths, shape, stage='workqueue', parts=parts), "
             "or pass parts without a plan"

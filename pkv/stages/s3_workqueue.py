@@ -24,6 +24,7 @@ from pkv.kernels.configs import MOST_WARPS, choose_tile
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
+from pkv.kernels.uploads import uploaded, uploaded_rows
 from pkv.plans.fields import Family, GridOrder, Int32Array, Launch, Merging, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -233,14 +234,14 @@ def launch(
     """Run the plan's launches in order: decode, then merge where rows are split."""
     args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     one_each = plan.n_programs == plan.n_items and bool((np.diff(plan.program_offsets) == 1).all())
-    items = plan.tensor("items", q.device)
-    program_offsets = None if one_each else plan.tensor("program_offsets", q.device)
-    item_order = None if plan.item_order is None else plan.tensor("item_order", q.device)
+    items = uploaded(plan, "items", q.device)
+    program_offsets = None if one_each else uploaded(plan, "program_offsets", q.device)
+    item_order = None if plan.item_order is None else uploaded(plan, "item_order", q.device)
     if not one_each:
         args.options["num_warps"] = warps_of_several(args.options["num_warps"], args.shape.BLOCK_H)
     for step in plan.launches:
         if step.kernel == "merge":
-            row_ids = plan.rows_tensor(step, q.device)
+            row_ids = uploaded_rows(plan, step, q.device)
             args.merge(step, args.partial_offsets, row_ids)
             continue
         grid = (step.end - step.begin) * plan.shape.grid_heads

@@ -31,6 +31,7 @@ from pkv.plans.fields import Family, Int32Array, int_lengths
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
+from pkv.runtime.memory import Memory
 from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, x_flashinfer
 from pkv.stages.x_flashinfer import BackendError
 from pkv.stages.x_flashinfer_rules import fault_of_lengths, why_not
@@ -231,6 +232,7 @@ def fault_of_items(plan: Plan) -> str:
     return "a plan carries the stage that was chosen, never adaptive itself"
 
 
+IN_ITS_PLACE = Memory()  # of a plan whose winner does not work here: {"plan": the fallback's}
 _failed: dict[Any, str] = {}  # what did not work here, and why: not tried again
 _warned: set[str] = set()
 
@@ -253,7 +255,7 @@ def launch(
         _warned.add(reason)
         warnings.warn(f"stage 'adaptive' takes {plan.fallback} in place of flashinfer: {reason}", stacklevel=4)
     assert plan.fallback is not None
-    own = plan._kept.get("fallback")
-    if own is None:
-        own = plan._kept["fallback"] = OWN[plan.fallback].plan(np.array(plan.lengths), plan.shape, gpu=plan.gpu)
-    OWN[plan.fallback].launch(q, cache, own, scale, out, lse)
+    made = IN_ITS_PLACE.of(plan)
+    if not made:
+        made["plan"] = OWN[plan.fallback].plan(np.array(plan.lengths), plan.shape, gpu=plan.gpu)
+    OWN[plan.fallback].launch(q, cache, made["plan"], scale, out, lse)

@@ -29,6 +29,7 @@ from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.graphs import is_capturing, keep_for_replays
+from pkv.runtime.memory import Memory
 from pkv.stages.x_flashinfer_rules import (
     KERNELS,
     default_kernel,
@@ -45,6 +46,7 @@ PLANNED_ON = "host"
 FAMILY = Family.FLASHINFER
 PARTS: tuple[str, ...] = ()
 WORKSPACE = 128 * 2**20  # bytes for partial states, as FlashInfer's documentation recommends
+WRAPPERS = Memory()  # of a plan: {(device, layout, columns, scale): {stream: Prepared}}
 ENQUEUE = threading.Lock()  # held from gathering the page ids to the kernel that reads them
 
 
@@ -145,8 +147,7 @@ def prepare(plan: Plan, cache: PagedKVCache, scale: float) -> Prepared:
     One for each stream, as its buffers hold one launch at a time; a captured graph takes what was made before.
     """
     device = cache.device
-    key = ("flashinfer", device, cache.layout, cache.max_pages, scale)
-    by_stream = plan._kept.setdefault(key, {})
+    by_stream = WRAPPERS.of(plan).setdefault((device, cache.layout, cache.max_pages, scale), {})
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     if is_capturing(device):
         if not by_stream:

@@ -19,6 +19,7 @@ from pkv.cards.known import gpu_of
 from pkv.decoding import decode, run
 from pkv.decoding import plan as plan_step
 from pkv.kernels.parts import Parts
+from pkv.kernels.uploads import uploaded
 from pkv.options import options_of
 from pkv.plans.fields import Family
 from pkv.plans.plan import Plan
@@ -95,7 +96,7 @@ def brought(made: Plan, batch: Batch) -> Plan:
     if made.family is Family.FLASHINFER:
         x_flashinfer.prepare(made, batch.cache, resolve_scale(None, batch.shape.head_dim))
     else:
-        made.tensor("items", batch.q.device)  # all its arrays go in one copy
+        uploaded(made, "items", batch.q.device)  # all its arrays go in one copy
     return made
 
 
