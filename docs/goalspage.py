@@ -14,7 +14,7 @@ from machinespage import prose
 
 from pkv.bench.records.records import Run
 from pkv.bench.records.results import commit_of, machine_of
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 COMMAND = "python docs/write.py goals.md"
 MOST_NAMED = 12  # loads that miss a goal

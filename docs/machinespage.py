@@ -19,7 +19,7 @@ from pkv.viz.ladder import Gain, counts_of, draw_gains
 from pkv.viz.paperfigures import card_of
 from pkv.viz.resultscales import times_in_words
 from pkv.viz.svg import Picture
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 RIVAL = "FlashInfer's tensor-core kernel"
 COMMAND = "python docs/write.py machines.md"

@@ -25,22 +25,9 @@ from pkv.stages.s4_adaptive import explain
 
 __version__ = "0.1.0"
 __all__ = [
-    "INTERPRETED",
-    "STAGES",
-    "Counters",
-    "GpuProfile",
-    "PagedKVCache",
-    "Parts",
-    "Plan",
-    "Shape",
-    "Timeline",
-    "decode",
-    "explain",
-    "merge",
-    "plan",
-    "run",
-    "simulate",
-]
+    "INTERPRETED", "STAGES", "Counters", "GpuProfile", "PagedKVCache", "Parts", "Plan", "Shape", "Timeline",
+    "decode", "explain", "merge", "plan", "run", "simulate",
+]  # fmt: skip
 
 # What is plain torch may be compiled; all else runs kernels, or computes with numpy on the host.
 uncompiled(decode, explain, plan, run, simulate, *(x for x in globals().values() if isinstance(x, type)))

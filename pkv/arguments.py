@@ -15,7 +15,7 @@ from pkv.plans.fields import int_lengths
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.tracers import refuse_tracers
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_PAGE = 2**30  # tokens

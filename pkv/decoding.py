@@ -13,11 +13,9 @@ from pkv._triton import INTERPRETED, require_launchable
 from pkv.arguments import check_arrays, check_kernel_shape, check_plan, may_overlap, resolve_scale
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import gpu_of
-from pkv.checks import LONGEST_ROW, Ints
 from pkv.kernels.interpreter import launch_interpreted
 from pkv.kernels.merging import MOST_DIM_BLOCKS
 from pkv.kernels.parts import Parts, first_to_take, taken
-from pkv.options import checked_options, find_stage, options_of, unknown_argument
 from pkv.plans.fields import Family, int_lengths
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -25,9 +23,11 @@ from pkv.runtime.graphs import is_capturing
 from pkv.runtime.memory import Memory
 from pkv.runtime.tracers import is_traced, refuse_tracers
 from pkv.stages import TAKES
+from pkv.stages.options import checked_options, find_stage, options_of, unknown_argument
 from pkv.stages.s3_own_items import check_made_by, plan_by
 from pkv.stages.s4_adaptive import OWN
 from pkv.step import decode_again, kind_of, remember
+from pkv.wording.checks import LONGEST_ROW, Ints
 
 DEFAULT_STAGE = "stream_k"  # the best stage that needs nothing from the host
 # Of decode(): in the interpreter programs run one after another, and stream_k has as many as a GPU, each with a search.

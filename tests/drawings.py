@@ -8,9 +8,9 @@ import torch
 
 import pkv
 from pkv import viz
-from pkv.checks import LONGEST_ROW
 from pkv.viz import widgets
 from pkv.viz.svg import WIDTH
+from pkv.wording.checks import LONGEST_ROW
 
 LLAMA = pkv.Shape(n_q_heads=32, n_kv_heads=8, head_dim=128, page_size=16, dtype=torch.float16)
 SVG = "{http://www.w3.org/2000/svg}"

@@ -37,8 +37,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FAST = "not gpu and not slow and not browser"
-DECODING = ["pkv/*.py", "pkv/stages/*.py"]
-AROUND = ["pkv/bench/*.py", "pkv/commands/*.py", "pkv/course/*.py", "pkv/viz/*.py"]
+ROOMS_OF_DECODING = ["cache", "cards", "kernels", "plans", "runtime", "stages", "wording"]
+DECODING = ["pkv/*.py", *(f"pkv/{room}/*.py" for room in ROOMS_OF_DECODING)]
+AROUND = ["pkv/bench/**/*.py", "pkv/commands/*.py", "pkv/course/*.py", "pkv/viz/*.py"]
 COMPARISONS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
 OPPOSITES = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum", "amin": "amax", "amax": "amin"}
 NOT_COPIED = (".git", ".venv", "__pycache__", ".*_cache", ".hypothesis", "build", "dist")

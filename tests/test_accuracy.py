@@ -9,7 +9,7 @@ import torch
 from cases import DTYPES, Case, batch, decode, paged, stages
 
 import pkv
-from pkv.accuracy import Accuracy, Yardstick
+from pkv.bench.accuracy import Accuracy, Yardstick
 
 RAGGED = Case("ragged", [40, 0, 1, 17])
 

@@ -11,7 +11,7 @@ import torch
 from cases import Case, batch
 
 import pkv
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.cards.known import load_gpu
 from pkv.plans.gpu import Costs, GpuProfile
 from pkv.stages import s3_workqueue, s4_adaptive, x_flashinfer

@@ -13,7 +13,7 @@ from cases import DEVICE, Case, batch, options_of, stages
 
 import pkv
 from pkv.decoding import RUN_ARGUMENTS
-from pkv.options import NONE, OURS, OWN_WORDS, WHAT_HOLDS
+from pkv.stages.options import NONE, OURS, OWN_WORDS, WHAT_HOLDS
 
 LENGTHS = [5, 40, 17]
 HALF = torch.float16

@@ -16,7 +16,7 @@ from cases import DEVICE, Case, batch, marks_of, options_of
 
 import pkv
 from pkv import _triton, decoding
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.kernels.uploads import UPLOADS
 from pkv.runtime import graphs as captures
 

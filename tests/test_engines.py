@@ -17,7 +17,7 @@ import torch
 from cases import DEVICE, paged, randn
 
 import pkv
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.bench.engines import (
     flashinfer as engines_flashinfer,
 )

@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pkv
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.cards.known import gpu_of, load_gpu
 from pkv.plans.gpu import GpuProfile
 from pkv.stages import x_flashinfer as stage

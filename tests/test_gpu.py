@@ -16,7 +16,7 @@ from cases import DEVICE, DTYPES, Case, batch, decode, options_of, stages
 
 import pkv
 from pkv import _triton
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.bench.loads.traces import TRACES, make_trace, steps_of
 from pkv.kernels import merging
 from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s4_adaptive, s5_stream_k, x_flashinfer

@@ -14,7 +14,7 @@ from cases import DEVICE, Case, batch, decode, stages
 
 import pkv
 from pkv._triton import tl, triton
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.tile import attend_tokens, find_pages, load_tile
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import pkv
-from pkv.accuracy import Accuracy
 from pkv.bench import timing
+from pkv.bench.accuracy import Accuracy
 from pkv.bench.engines.engine import Engine, Ready
 from pkv.bench.engines.registry import find_engines
 from pkv.bench.loads.grids import Load, Step, grid, load

@@ -16,7 +16,7 @@ from cases import randn as randn_on_cpu
 
 import pkv
 from pkv import decoding
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 
 
 def randn(*shape, seed):

@@ -17,7 +17,7 @@ from cases import DEVICE, SMALL_CARD, Case, batch
 import pkv
 from pkv import _triton
 from pkv._triton import INTERPRETED, tl, triton
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.bench.engines.registry import find_engines
 from pkv.bench.measuring import parts as engines_parts
 from pkv.cli import main

@@ -161,10 +161,13 @@ def test_make_with_a_python_that_lacks_torch_says_what_to_do(target, tmp_path):
 
 
 def test_what_changed_names_modules_that_are_there():
-    moved = re.findall(r"^\| `(pkv[\w.]*)` \| `(pkv[\w.]*)` \|", (ROOT / "docs/changes.md").read_text(), re.MULTILINE)
-    files = [[(ROOT / name.replace(".", "/")).with_suffix(".py").is_file() for name in names] for names in moved]
-    assert len(moved) > 50
-    assert not [names for names, there in zip(moved, files, strict=True) if there != [False, True]]
+    """And on the left those that are gone, unless a folder has the name now."""
+    rows = re.findall(r"^\| (`pkv\..*?) \| (`pkv\..*?) \|$", (ROOT / "docs/changes.md").read_text(), re.MULTILINE)
+    assert len(rows) > 50
+    for row in rows:
+        for cell, is_there in zip(row, (False, True), strict=True):
+            for name in re.findall(r"`(pkv[\w.]*)`", cell):
+                assert (ROOT / name.replace(".", "/")).with_suffix(".py").is_file() == is_there, name
 
 
 def blocks_of(page: str, language: str) -> list[str]:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pkv
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.plans.fields import Launch
 from pkv.stages import s2_row_local, s3_workqueue
 from pkv.stages.s2_row_local import own_items

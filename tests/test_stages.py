@@ -33,13 +33,13 @@ from cases import (
 
 import pkv
 from pkv._triton import tl, triton
-from pkv.accuracy import Yardstick
-from pkv.checks import LONGEST_ROW
+from pkv.bench.accuracy import Yardstick
 from pkv.kernels import merging
 from pkv.kernels.launching import strided
 from pkv.kernels.merging import launch_merge
 from pkv.kernels.tile import KernelShape, StateArgs
 from pkv.stages import s1_split_kv
+from pkv.wording.checks import LONGEST_ROW
 
 # -inf - -inf and 0 * NaN are silent on a GPU; the interpreter leaves a numpy warning.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

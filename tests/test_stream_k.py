@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 import pkv
 from pkv._triton import tl, triton
-from pkv.accuracy import Yardstick
-from pkv.checks import LONGEST_ROW
+from pkv.bench.accuracy import Yardstick
 from pkv.kernels.launching import strided
 from pkv.plans.gpu import GpuProfile
 from pkv.stages import s5_stream_k
@@ -35,6 +34,7 @@ from pkv.stages.s5_stream_k_runs import (
     find_share,
     rules_for,
 )
+from pkv.wording.checks import LONGEST_ROW
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

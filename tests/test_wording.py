@@ -16,7 +16,7 @@ from pkv.viz.queue import draw_queue
 from pkv.viz.rectangles import draw_rectangle
 from pkv.viz.runs import draw_runs
 from pkv.viz.schedules import runs_of
-from pkv.wording import count_of, verb, with_s
+from pkv.wording.counts import count_of, verb, with_s
 
 WORDS = [
     "row",

@@ -172,7 +172,7 @@ print(plan)
 # We run the plan on random numbers in fp16 (2 bytes each) and compare with the same formula in fp64 (8 bytes), whose rounding is too small to matter. `Yardstick` computes that, and a tolerance. The tolerance is not chosen by us: it is twice what a plain fp16 computation of the same formula is off by, plus rounding.
 
 # %%
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 
 torch.manual_seed(0)
 q, k, v = (

@@ -241,7 +241,7 @@ check("ex01_2")
 # **Predict.** Does the number of splits change the result, beyond the tolerance? Which of these plans need a merge launch?
 
 # %%
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 
 lengths = [3, 10, 40]
 torch.manual_seed(1)

@@ -252,7 +252,7 @@ check("ex03_4")
 # The queue that you have written can plan for the library, and your tile loop of lesson 01 can do what it plans. Where one of them is not there yet, or not right, the solution's runs in its place.
 
 # %%
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.course import learner_parts
 
 parts = learner_parts("plan", "attend_tokens")

@@ -650,7 +650,7 @@ print(f"20 splits against 32: {20 / 32 - 1:.1%}")
 import textwrap
 import warnings
 
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 
 torch.manual_seed(0)
 q = torch.randn(3, 8, 64).half()  # [n_rows, n_q_heads, head_dim]

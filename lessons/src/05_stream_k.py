@@ -395,7 +395,7 @@ check("ex05_5")
 
 # %%
 if torch.cuda.is_available() and not pkv.INTERPRETED:
-    from pkv.accuracy import Yardstick
+    from pkv.bench.accuracy import Yardstick
 
     grown = torch.tensor([1, 17, 3], dtype=torch.int32)
     cache = pkv.PagedKVCache(pool.k_pages, pool.v_pages, pool.block_table, grown)

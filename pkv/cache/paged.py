@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from pkv.cache.pool import PagePool, check_agreement, csr_positions, last_page_lengths, pages_used, undoing
-from pkv.checks import Ints, at_least, check_tensor, dtype_named, host_ints
 from pkv.runtime.tracers import refuse_tracers
-from pkv.wording import count_of
+from pkv.wording.checks import Ints, at_least, check_tensor, dtype_named, host_ints
+from pkv.wording.counts import count_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from pkv.checks import LONGEST_ROW
 from pkv.runtime.locks import Lock
-from pkv.wording import count_of, verb
+from pkv.wording.checks import LONGEST_ROW
+from pkv.wording.counts import count_of, verb
 
 UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
 

@@ -38,7 +38,7 @@ from pkv.plans.fields import GridOrder, Launch
 from pkv.plans.gpu import DEFAULT_GPU, GpuProfile
 from pkv.plans.plan import Plan
 from pkv.runtime.locks import renew_properties
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 SPAN = np.dtype(
     [

@@ -27,7 +27,7 @@ from pkv.commands import CommandError, arguments
 from pkv.commands.output import Progress, complain, print_json, say, table
 from pkv.commands.schedules import check_schedules
 from pkv.commands.tables import as_table
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 HELP = "time every stage and its peers on a grid of loads, each checked against fp64 first"
 GRID = "smoke"

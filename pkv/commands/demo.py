@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pkv._triton import triton
-from pkv.accuracy import Yardstick
+from pkv.bench.accuracy import Yardstick
 from pkv.bench.loads.batches import poisoned_batch
 from pkv.cache.paged import PagedKVCache
 from pkv.commands.arguments import DTYPES, add_json, lengths_of, seed_of
@@ -28,7 +28,7 @@ from pkv.plans.shape import Shape
 from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.s4_adaptive import IN_ITS_PLACE
 from pkv.stages.x_flashinfer_rules import why_not
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 HELP = "run every stage on one ragged batch, and check each against fp64"
 SHAPES = {"toy": (8, 2, 64, 16), "llama3-8b": (32, 8, 128, 16)}  # query heads, KV heads, head_dim, page size

@@ -18,7 +18,7 @@ from pkv.commands.output import print_json, say, table
 from pkv.commands.steps import Steps, add_steps, steps_from
 from pkv.plans.shape import Shape
 from pkv.stages.s4_adaptive import CANDIDATES, POLICIES, Explanation, explain
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 HELP = "say which stage adaptive takes for some row lengths, and why"
 

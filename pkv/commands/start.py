@@ -9,7 +9,7 @@ from pkv.commands.arguments import add_json
 from pkv.commands.learning import as_typed, writing
 from pkv.commands.output import print_json, say
 from pkv.course import home
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 HELP = "make a folder of your own with the lessons and exercises"
 

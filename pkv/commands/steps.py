@@ -15,7 +15,7 @@ from pkv.bench.loads.tracefiles import read_trace
 from pkv.bench.loads.traces import TRACES, Request, make_trace, never_active, steps_of
 from pkv.commands import CommandError
 from pkv.commands.arguments import at_least_1, in_range, lengths_of, quoted, rate_of, seed_of
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 # The paper's main runs; a trace from a file has its own requests, and ends with the last of them.
 DEFAULTS = {"seed": 20260623, "requests": 24, "max_active": 8, "steps": 48}

@@ -29,7 +29,7 @@ from pkv.bench.records.results import (
 from pkv.bench.records.summaries import Summary, summaries
 from pkv.commands import CommandError
 from pkv.commands.output import table
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 WIDEST = 110  # letters: loads that would make a line longer go into the next block
 MOST_GROUPS = 20  # more are put together by their kind

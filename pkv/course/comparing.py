@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from pkv.course.tasks import Raised
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 MOST_SHOWN = 12  # numbers of a tensor that a message shows
 LONGEST, LARGEST = 400, 10**100  # letters of a value in a message; an int that is shown by its digits

@@ -18,10 +18,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from pkv.checks import LONGEST_ROW, Ints, host_ints
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 from pkv.runtime.locks import renew_properties
+from pkv.wording.checks import LONGEST_ROW, Ints, host_ints
 
 Int32Array = npt.NDArray[np.int32]
 

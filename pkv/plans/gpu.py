@@ -3,7 +3,7 @@
 import numbers
 from dataclasses import asdict, dataclass
 
-from pkv.checks import at_least
+from pkv.wording.checks import at_least
 
 DEFAULT_GPU = "rtx3060"
 TILES = (16, 32, 64)

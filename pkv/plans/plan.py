@@ -14,7 +14,7 @@ from pkv.plans.fields import Launch, PlanFields
 from pkv.plans.printing import as_table
 from pkv.plans.soundness import first_fault
 from pkv.runtime.locks import renew_properties
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 
 @renew_properties

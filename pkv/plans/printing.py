@@ -4,7 +4,7 @@ import numpy as np
 
 from pkv.plans.counters import count
 from pkv.plans.fields import PlanFields
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 MOST_ROWS_SHOWN = 12
 MOST_ITEMS_SHOWN = 4

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from pkv.checks import at_least, dtype_named
-from pkv.wording import count_of
+from pkv.wording.checks import at_least, dtype_named
+from pkv.wording.counts import count_of
 
 HEADS_PER_PROGRAM = 32  # query heads; more would not fit a program's registers
 

@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pkv.plans.fields import Family, Launch, PlanFields
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 
 def first_fault(plan: PlanFields) -> str | None:

@@ -16,7 +16,6 @@ import torch
 
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
-from pkv.checks import MOST_SPLITS
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
@@ -26,6 +25,7 @@ from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.sizing import even_programs, plan_for
+from pkv.wording.checks import MOST_SPLITS
 
 PLANNED_ON = "gpu"
 FAMILY = Family.PKV

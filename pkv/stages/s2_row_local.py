@@ -17,7 +17,6 @@ import torch
 
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
-from pkv.checks import MOST_SPLITS
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_empty, store_state
@@ -27,6 +26,7 @@ from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, rectangle
 from pkv.stages.sizing import plan_for
+from pkv.wording.checks import MOST_SPLITS
 
 PLANNED_ON = "gpu"
 FAMILY = Family.PKV

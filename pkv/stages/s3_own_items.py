@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pkv.checks import LONGEST_ROW
 from pkv.kernels.parts import Cut
 from pkv.plans.fields import Int32Array
 from pkv.plans.gpu import DEFAULT_TILE, GpuProfile
@@ -21,7 +20,8 @@ from pkv.plans.soundness import first_fault
 from pkv.runtime.memory import Memory
 from pkv.stages.s3_workqueue import queue_of, requeue
 from pkv.stages.sizing import plan_for
-from pkv.wording import count_of
+from pkv.wording.checks import LONGEST_ROW
+from pkv.wording.counts import count_of
 
 MADE_BY = Memory()  # of a plan: {"cut": gives the function that listed its items}
 

@@ -26,7 +26,6 @@ from pkv.arguments import check_kernel_shape
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.costs import Prediction, predict
 from pkv.cards.known import resolve_gpu
-from pkv.checks import Ints
 from pkv.plans.fields import Family, Int32Array, int_lengths
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -35,6 +34,7 @@ from pkv.runtime.memory import Memory
 from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, x_flashinfer
 from pkv.stages.x_flashinfer import BackendError
 from pkv.stages.x_flashinfer_rules import fault_of_lengths, why_not
+from pkv.wording.checks import Ints
 
 PLANNED_ON = "host"
 FAMILY = Family.PKV

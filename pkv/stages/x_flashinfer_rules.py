@@ -26,7 +26,7 @@ from pkv.kernels.configs import WARP_THREADS, resident_programs
 from pkv.plans.fields import Int32Array, Launch
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 KERNELS = ("tensor-core", "cuda-core")
 LEAST_SPLIT = 128  # tokens; a page may be longer

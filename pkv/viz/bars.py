@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pkv.viz.rowstyles import STYLES, Patches, draw_legend
 from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 BAR, PITCH = 15, 21
 MOST_LEFT = 220.0  # room for names

@@ -30,7 +30,7 @@ from pkv.viz.resultscurves import draw_growth, draw_layers
 from pkv.viz.resultsratios import draw_ratios, draw_stream
 from pkv.viz.rowfigures import bounds, one_row
 from pkv.viz.svg import Picture
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 SIZES = re.compile(
     r"(\w+)\((\d+)(?:,(\d{1,9})(k?))?\)"

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from pkv.cache.paged import PagedKVCache
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 Holders: TypeAlias = dict[int, list[tuple[int, int]]]  # page of the pool: the (row, logical page) that lie there
 

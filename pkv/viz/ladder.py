@@ -11,7 +11,7 @@ from pkv.bench.records.results import geomean
 from pkv.stages.s4_adaptive import OWN
 from pkv.viz.resultscales import draw_level, draw_ratio_axis, mark, positive, scale_of, some, times_in_words
 from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 LADDER = tuple(OWN)
 PITCH, APART, TABLE_PITCH = 19.0, 14.0, 17.0

@@ -12,7 +12,7 @@ from pkv.stages import STAGES
 from pkv.viz.ladder import LADDER, TIE, Gain, Gains, claim, draw_gains, summary_of
 from pkv.viz.needs import Missing, where
 from pkv.viz.svg import Picture
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 MOST_LOADS = 24  # of more, kinds of loads are drawn
 BEST = "the best of FlashInfer"

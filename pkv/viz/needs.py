@@ -2,7 +2,7 @@
 
 from pkv.bench.records.records import Records
 from pkv.bench.records.results import differing, machine_of
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 
 class Missing(ValueError):

@@ -12,7 +12,7 @@ import numpy as np
 from pkv.cache.paged import PagedKVCache
 from pkv.viz.holding import Holders, checked_highlight, claim, holders_of, n_filled_by
 from pkv.viz.svg import GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 MOST_ROWS = 6
 MOST_PAGES_OF_A_ROW = 8

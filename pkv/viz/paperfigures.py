@@ -19,7 +19,7 @@ from pkv.viz.bars import draw_regret
 from pkv.viz.needs import Missing, doubts, where
 from pkv.viz.resultsbars import draw_charges, draw_ladder, draw_machines
 from pkv.viz.svg import Picture
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 LADDER = (*OWN, RIVAL_HERE)
 

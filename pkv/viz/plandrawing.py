@@ -9,7 +9,7 @@ import numpy as np
 
 from pkv.plans.plan import Plan
 from pkv.viz.svg import FAINT, GREY, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width, token_ticks
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 LEFT, RIGHT = 112, 158  # margins for the row's name and for its count of items
 MOST_DETAILED_ROWS = 16

@@ -15,7 +15,7 @@ from pkv.plans.fields import Launch
 from pkv.plans.plan import Plan
 from pkv.viz.plandrawing import launches_in_words
 from pkv.viz.svg import GREY, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 LEFT = 84  # room for the words beside the line of those that reside at once
 LEVEL = 17  # height of one program, so that its row can be read

@@ -15,7 +15,7 @@ from pkv.plans.fields import Launch
 from pkv.plans.plan import Plan
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of
 from pkv.viz.svg import GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 LEFT, RIGHT = 78, 12
 ROOM = WIDTH - LEFT - RIGHT

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from pkv.plans.plan import Plan
 from pkv.viz.rowstyles import Patches
 from pkv.viz.svg import FAINT, GREY, SMALL, WIDTH, Picture, Sheet
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 LEFT, RIGHT = 112, 112
 MOST_ROWS = 20

@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from pkv.checks import at_least
 from pkv.viz.svg import EDGE, GREY, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.checks import at_least
+from pkv.wording.counts import count_of
 
 LEFT, GAP, CELL_HEIGHT = 44, 18, 34
 LEAST_CELL = 40.0  # pixels: room for a margin such as +12%

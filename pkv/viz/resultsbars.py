@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pkv.viz.resultscales import positive, some, times_in_words, us_in_words
 from pkv.viz.rowstyles import Patches
 from pkv.viz.svg import INK, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 BAR, PITCH = 15, 21
 NUMBERS = 130.0  # room for the values behind the longest bar

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from pkv.viz.resultscales import draw_curves, points_of, room_for, some, times_in_words, us_in_words
 from pkv.viz.svg import WIDTH, Picture, Sheet
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 LEFT = 62
 OWN, FLAT = "stream_k", 1.05

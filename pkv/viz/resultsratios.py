@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pkv.viz.resultscales import draw_level, draw_ratio_axis, points_of, positive, scale_of, some, times_in_words
 from pkv.viz.svg import FAINT, GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 PITCH = 24  # pixels from engine to engine
 NUMBERS = 192.0  # room for values behind the dots

@@ -21,7 +21,7 @@ from pkv.viz.resultscales import (
     us_in_words,
 )
 from pkv.viz.svg import FAINT, GREY, INK, PALETTE, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 LEFT, HEIGHT, MOST_TICKS = 50, 300, 6
 APART = 26.0  # pixels from mark to mark of a line

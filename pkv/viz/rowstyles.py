@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pkv.viz.svg import GREY, INK, PALETTE, SMALL, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 MERGE, EMPTY = -1, -2  # keys beside the rows' own
 OPACITY = 0.8

@@ -17,7 +17,7 @@ from pkv.plans.plan import Plan
 from pkv.stages.s5_stream_k_runs import RULES, line_of
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of
 from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 LEFT, MERGE_ROOM, STATE_ROOM = 66.0, 146.0, 34.0
 MOST_LANES = 96

@@ -14,7 +14,7 @@ import torch
 
 from pkv.kernels.merging import merge
 from pkv.viz.svg import FAINT, GREY, INK, SMALL, WIDTH, Picture, Sheet, text_width
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 LEFT, RIGHT = 68, 152
 State = tuple[float, float]  # out, lse

@@ -10,7 +10,7 @@ import numpy as np
 
 from pkv.cards.costs import slots_per_sm
 from pkv.cards.simulation import Timeline
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 LONE = 0.05  # of the step: a row that is read alone for longer is the claim
 

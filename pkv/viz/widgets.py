@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from pkv.cache.paged import PagedKVCache
-from pkv.checks import host_ints
 from pkv.decoding import plan
 from pkv.stages.s4_adaptive import POLICIES
 from pkv.viz.pages import draw_pages
@@ -23,6 +22,7 @@ from pkv.viz.programs import draw_programs
 from pkv.viz.schedules import CUT, LLAMA3_8B, PLAYED, RAGGEDNESS, policy_of, ragged_lengths, runs_of, schedule_of
 from pkv.viz.states import WAYS, Part, draw_merge
 from pkv.viz.svg import Picture
+from pkv.wording.checks import host_ints
 
 try:
     from IPython.display import display as show

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pkv.accuracy import Accuracy
+from pkv.bench.accuracy import Accuracy
 from pkv.cache.paged import PagedKVCache
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape

@@ -20,17 +20,17 @@ from pkv.decoding import decode, run
 from pkv.decoding import plan as plan_step
 from pkv.kernels.parts import Parts
 from pkv.kernels.uploads import uploaded
-from pkv.options import options_of
 from pkv.plans.fields import Family
 from pkv.plans.plan import Plan
 from pkv.stages import STAGES, x_flashinfer
+from pkv.stages.options import options_of
 from pkv.stages.x_flashinfer_rules import unfit
 
 WHAT = {"flashinfer": "FlashInfer as a stage: fa2, and two small kernels around it"}
 
 
 def stage_engine(stage: str, own: tuple[str, Parts] | None = None, **options: Any) -> Engine:
-    """The engine of a stage; options as for pkv.plan, their types right (see pkv.options.checked_options).
+    """The engine of a stage; options as for pkv.plan, their types right (see pkv.stages.options.checked_options).
 
     own: somebody else's parts to run it with, and what they are called.
     """

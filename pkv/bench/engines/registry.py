@@ -13,9 +13,9 @@ from pkv.bench.engines.torch import TORCH
 from pkv.bench.engines.triton import TRITON
 from pkv.decoding import plan as plan_step
 from pkv.kernels.parts import Parts, taken
-from pkv.options import checked_options, options_of
 from pkv.plans.shape import Shape
 from pkv.stages import STAGES, TAKES
+from pkv.stages.options import checked_options, options_of
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in (*PKV, *FLASHINFER, *TRITON, *TORCH)}
 DEFAULT_ENGINES = tuple(name for name in ENGINES if name not in ("reference", "empty"))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pkv._triton import INTERPRETED, tl, triton, why_not_launchable
-from pkv.accuracy import Accuracy
+from pkv.bench.accuracy import Accuracy
 from pkv.bench.engines.engine import Batch, Engine, Ready, nothing_to_plan
 from pkv.bench.timing import Stopwatch
 

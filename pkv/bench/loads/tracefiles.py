@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pkv.bench.loads.traces import FIELDS, Request
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 WHOLE = re.compile(r"\s*(-?)0*([0-9]{1,19})[0-9]*\s*")  # int() also takes 1_000 and the digits of other scripts
 DECIMAL = re.compile(r"\s*[0-9]{1,19}(\.[0-9]{0,19})?\s*")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from pkv.checks import LONGEST_ROW, at_least
+from pkv.wording.checks import LONGEST_ROW, at_least
 
 LARGEST_SEED = 2**63 - 1
 Draw = Callable[[int, int], int]  # a whole number from `first` to `last`, both included, each as likely

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pkv.accuracy import Accuracy, Yardstick
+from pkv.bench.accuracy import Accuracy, Yardstick
 from pkv.bench.engines.engine import Batch, Ready
 from pkv.bench.loads.batches import poisoned_batch
 from pkv.bench.loads.grids import Load, Step

@@ -20,7 +20,7 @@ from pkv.bench.measuring.measurement import ROUNDS, measure
 from pkv.bench.timing import Stopwatch
 from pkv.cards.known import gpu_of
 from pkv.plans.shape import Shape
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 STREAM = "stream"
 

@@ -10,7 +10,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pkv.checks import LONGEST_ROW
+from pkv.wording.checks import LONGEST_ROW
 
 GRID = re.compile("[a-z0-9_-]+")  # it becomes part of files' names
 LEAST_US = 1e-6  # a GPU time of less is none, and a ratio to it no number

@@ -22,7 +22,7 @@ import numpy as np
 from pkv.bench.loads.grids import Load, Step
 from pkv.bench.records.fields import check
 from pkv.plans.shape import Shape
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 SCHEMA = 1
 KINDS = ("run", "load", "time")

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pkv.bench.records.records import Records, Run, Timing
-from pkv.wording import count_of
+from pkv.wording.counts import count_of
 
 LAYERS = (1, 8, 32, 80)  # of models in use; a plan serves all layers of a step
 STREAM, NO_ATTENTION = "stream", ("stream", "empty")

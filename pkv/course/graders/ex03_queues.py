@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from pkv.course.tasks import Case, Mistake, Property, Spec, Task, Unfit
-from pkv.wording import count_of, verb
+from pkv.wording.counts import count_of, verb
 
 Item = tuple[int, int, int]  # row, begin, end
 Bounds = Callable[[int, int], list[tuple[int, int]]]  # of tiles, for each split

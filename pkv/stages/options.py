@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from pkv.checks import MOST_SPLITS, at_least
 from pkv.plans.gpu import GpuProfile
 from pkv.stages import STAGES, Stage
+from pkv.wording.checks import MOST_SPLITS, at_least
 
 TAKEN_BY = dict.fromkeys(("scale", "out", "check"), "pkv.run and pkv.decode") | {
     "parts": "pkv.plan, pkv.run and pkv.decode", "stage": "pkv.plan and pkv.decode", "return_lse": "pkv.decode",
