@@ -98,23 +98,23 @@ def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
         if size > 1 and stride <= reach:
             raise ValueError("out is an expanded tensor, or its elements share memory; pass a tensor of its own")
         reach += (size - 1) * stride
-    mine = addresses(out)
+    mine = address_range(out)
     for name in ("k_pages", "v_pages", "block_table", "lengths"):
-        if meet(mine, addresses(getattr(cache, name))):
+        if overlap(mine, address_range(getattr(cache, name))):
             raise ValueError(f"out lies in the memory of cache.{name}: pass a tensor of its own")
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Do the address ranges of two tensors of one device meet? Interleaved views count as meeting."""
-    return meet(addresses(a), addresses(b))
+    return overlap(address_range(a), address_range(b))
 
 
-def meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
     """Do two ranges (begin, end) have anything in common?"""
     return a[0] < b[1] and b[0] < a[1]
 
 
-def addresses(x: torch.Tensor) -> tuple[int, int]:
+def address_range(x: torch.Tensor) -> tuple[int, int]:
     """Where a tensor's memory begins, and where it ends; (0, 0) where it has none."""
     begin, size = x.data_ptr(), x.nbytes
     if not size:

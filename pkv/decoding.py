@@ -15,7 +15,7 @@ from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import gpu_of
 from pkv.kernels.interpreter import launch_interpreted
 from pkv.kernels.merging import MOST_DIM_BLOCKS
-from pkv.kernels.parts import Parts, first_to_take, taken
+from pkv.kernels.parts import Parts, checked_parts, first_stage_taking
 from pkv.plans.fields import Family, int_lengths
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -24,9 +24,9 @@ from pkv.runtime.memory import Memory
 from pkv.runtime.tracers import is_traced, refuse_tracers
 from pkv.stages import TAKES
 from pkv.stages.options import checked_options, find_stage, options_of, unknown_argument
-from pkv.stages.s3_own_items import check_made_by, plan_by
+from pkv.stages.s3_own_items import check_made_by, plan_of_items_by
 from pkv.stages.s4_adaptive import OWN
-from pkv.step import decode_again, kind_of, remember
+from pkv.step import kind_of_call, remember_call, repeat_call
 from pkv.wording.checks import LONGEST_ROW, Ints
 
 DEFAULT_STAGE = "stream_k"  # the best stage that needs nothing from the host
@@ -63,7 +63,7 @@ def plan(
     """
     module = find_stage(stage)
     options = checked_options(stage, options)
-    parts = taken(parts, stage, TAKES)
+    parts = checked_parts(parts, stage, TAKES)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
     if module.FAMILY is not Family.TORCH:
@@ -80,7 +80,7 @@ def plan(
         made = module.plan(row_lengths, shape, **options)
     else:
         with parts.blamed("plan"):
-            made = plan_by(parts.plan, row_lengths, shape, **options)
+            made = plan_of_items_by(parts.plan, row_lengths, shape, **options)
     SOUND.of(made)["made by"] = "pkv.plan"
     return made
 
@@ -116,7 +116,7 @@ def run(
         check_plan(q, cache, plan, check)
         if not SOUND.known(plan):
             check_items(plan)
-        parts = taken(parts, plan.stage, TAKES)
+        parts = checked_parts(parts, plan.stage, TAKES)
         if parts is not None and parts.plan is not None:
             check_made_by(parts.plan, plan)
         return _run(q, cache, plan, scale, out, check, parts)
@@ -201,15 +201,15 @@ def decode(
     """
     if is_traced():
         refuse_tracers("decoding")
-    kind = None if check or options or parts is not None else kind_of(q, cache, stage, scale, out)
-    if (again := decode_again(kind, q, cache, out)) is not None:
+    kind = None if check or options or parts is not None else kind_of_call(q, cache, stage, scale, out)
+    if (again := repeat_call(kind, q, cache, out)) is not None:
         return again if return_lse else again[0]
     check_arrays(q, cache, out)
     with cache.unchanged():
         made, parts = _plan_for(q, cache, stage, check, parts, options)
         result, lse = _run(q, cache, made, scale, out, check, parts)
         if kind is not None:
-            remember(kind, q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
+            remember_call(kind, q, cache, made, resolve_scale(scale, q.shape[-1]), result, lse)
     return (result, lse) if return_lse else result
 
 
@@ -219,8 +219,8 @@ def _plan_for(
     """The plan of a decode() of arguments that fit each other, and the parts that its stage takes."""
     shape, name = Shape.of(q, cache), DEFAULTS[0] if stage is None else stage
     if parts is not None:
-        name = first_to_take(parts, DEFAULTS, TAKES) if stage is None else stage
-        parts = taken(parts, name, TAKES)
+        name = first_stage_taking(parts, DEFAULTS, TAKES) if stage is None else stage
+        parts = checked_parts(parts, name, TAKES)
     options = {"gpu": gpu_of(q.device), **checked_options(name, options)} if options else {"gpu": gpu_of(q.device)}
     if options.pop("dynamic", find_stage(name).PLANNED_ON == "gpu" and q.device.type == "cuda"):
         return _capacity_plan(cache.n_rows, rounded_up(cache.capacity), shape, name, **options), parts

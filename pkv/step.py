@@ -12,20 +12,20 @@ from typing import NamedTuple
 import torch
 
 from pkv._triton import INTERPRETED
-from pkv.arguments import addresses, meet
+from pkv.arguments import address_range, overlap
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import gpu_of
-from pkv.kernels.launching import COPY_BYTES, KernelArgs, places_of, tensors_of
+from pkv.kernels.launching import COPY_BYTES, KernelArgs, addresses_of_cache, tensors_of_cache
 from pkv.plans.plan import Plan
 from pkv.runtime.memory import Memory
 from pkv.stages import REPEATED
 
-KINDS = Memory()  # of a cache: {kind of a call: Ready}
+KINDS = Memory()  # of a cache: {kind of a call: RepeatedCall}
 MOST_KINDS = 64  # of calls with one cache
 GPU = "cuda"  # the type of devices for which anything is kept
 
 
-class Ready(NamedTuple):
+class RepeatedCall(NamedTuple):
     """What calls of a kind have in common. q_bytes, out_bytes: from a tensor's first byte to its last."""
 
     launch: Callable[[KernelArgs], None]
@@ -35,7 +35,7 @@ class Ready(NamedTuple):
     cache_memory: tuple[tuple[int, int], ...]
 
 
-def kind_of(
+def kind_of_call(
     q: torch.Tensor, cache: PagedKVCache, stage: str | None, scale: float | None, out: torch.Tensor | None
 ) -> Hashable | None:
     """All that the checks and the kernels' arguments depend on; None for what must be looked at more closely."""
@@ -52,14 +52,14 @@ def kind_of(
                 return None
             alignment = x.data_ptr() % COPY_BYTES
             of_tensors.append((x.shape, x.stride(), x.dtype, x.device, alignment, x.requires_grad))
-        places = places_of(cache)
+        places = addresses_of_cache(cache)
     except RuntimeError:  # what outlived a torch.func.grad, say, has no address
         return None
     wants_grad = q.requires_grad and torch.is_grad_enabled()  # of which the caller is warned
     return stage, scale, gpu_of(q.device), places, wants_grad, *of_tensors
 
 
-def remember(
+def remember_call(
     kind: Hashable, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:  # fmt: skip
@@ -74,26 +74,26 @@ def remember(
     moved = any(known.args.cache is not args.cache for known in list(ready.values()))  # the old memory is let go
     if moved or len(ready) >= MOST_KINDS:  # or strides differ at every step
         ready.clear()
-    ready[kind] = Ready(
+    ready[kind] = RepeatedCall(
         stage.launcher(plan, cache.capacity),
         args,
-        span(q),
-        span(out),
-        tuple(addresses(tensor) for tensor in tensors_of(cache)),
+        n_bytes_spanned(q),
+        n_bytes_spanned(out),
+        tuple(address_range(tensor) for tensor in tensors_of_cache(cache)),
     )
 
 
-def span(x: torch.Tensor) -> int:
+def n_bytes_spanned(x: torch.Tensor) -> int:
     """Bytes from a tensor's first to its last."""
-    begin, end = addresses(x)
+    begin, end = address_range(x)
     return end - begin
 
 
-def decode_again(
+def repeat_call(
     kind: Hashable | None, q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """out and lse of a call of a kind that is known; None where it must go the long way. Nothing is launched then."""
-    ready: Ready | None = None if kind is None else KINDS.known(cache).get(kind)
+    ready: RepeatedCall | None = None if kind is None else KINDS.known(cache).get(kind)
     if ready is None or q.device.index != torch.cuda.current_device():
         return None
     if out is None:
@@ -101,7 +101,7 @@ def decode_again(
     else:
         begin, of_q = out.data_ptr(), q.data_ptr()
         mine = begin, begin + ready.out_bytes
-        if meet(mine, (of_q, of_q + ready.q_bytes)) or any([meet(mine, theirs) for theirs in ready.cache_memory]):
+        if overlap(mine, (of_q, of_q + ready.q_bytes)) or any([overlap(mine, theirs) for theirs in ready.cache_memory]):
             return None
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     ready.launch(ready.args.with_tensors(q, out, lse))

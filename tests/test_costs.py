@@ -8,7 +8,7 @@ import pytest
 
 import pkv
 from pkv.cards import costs
-from pkv.cards.costs import at_least_one, deal, merged_bytes, predict
+from pkv.cards.costs import deal, mean_of_at_least_one, merged_bytes, predict
 from pkv.cards.simulation import simulate
 from pkv.plans.fields import Family, GridOrder, Launch
 from pkv.plans.gpu import Costs, GpuProfile
@@ -192,8 +192,8 @@ def test_the_expected_larger_one():
     rng = np.random.default_rng(0)
     for mean, deviation in ((1.0, 0.3), (0.8, 0.1), (1.4, 0.2), (0.0, 0.5)):
         drawn = np.maximum(1, rng.normal(mean, deviation, 200_000)).mean()
-        assert at_least_one(np.array([mean]), np.array([deviation]))[0] == pytest.approx(drawn, abs=3e-3)
-    assert at_least_one(np.array([0.5, 1.0, 2.5]), np.zeros(3)).tolist() == pytest.approx([1, 1, 2.5])
+        assert mean_of_at_least_one(np.array([mean]), np.array([deviation]))[0] == pytest.approx(drawn, abs=3e-3)
+    assert mean_of_at_least_one(np.array([0.5, 1.0, 2.5]), np.zeros(3)).tolist() == pytest.approx([1, 1, 2.5])
 
 
 # --- against the simulator

@@ -22,7 +22,7 @@ from pkv import step as ready
 from pkv.kernels import launching
 from pkv.kernels.launching import ARGUMENTS
 from pkv.stages import s2_row_local, s5_stream_k
-from pkv.step import KINDS, decode_again, kind_of, remember
+from pkv.step import KINDS, kind_of_call, remember_call, repeat_call
 
 kernels = kernels  # the fixture
 CASE = Case("ready", [70, 0, 300])
@@ -42,13 +42,13 @@ def as_on_a_gpu(kernels, monkeypatch):
 
 def first_call(q, cache, out=None, stage=s5_stream_k, **options):
     """A call the long way, but for its checks: launch, then remember. Returns the kind."""
-    kind = kind_of(q, cache, None, None, out)
+    kind = kind_of_call(q, cache, None, None, out)
     plan = pkv.plan([cache.capacity] * cache.n_rows, pkv.Shape.of(q, cache), stage.__name__.partition("_")[2],
                     gpu="rtx3060", dynamic=True, **options)  # fmt: skip
     result = torch.empty_like(q) if out is None else out
     lse = torch.empty(q.shape[:2], device=q.device)
     stage.launch(q, cache, plan, 0.125, result, lse)
-    remember(kind, q, cache, plan, 0.125, result, lse)
+    remember_call(kind, q, cache, plan, 0.125, result, lse)
     return kind
 
 
@@ -63,7 +63,7 @@ def test_a_later_call_launches_the_same(as_on_a_gpu, dtype, monkeypatch):
         s5_stream_k, "launch_kernel", lambda *args, **options: launched.append(args) or launch_kernel(*args, **options)
     )
     other = torch.randn_like(q)
-    out, lse = decode_again(kind, other, cache, None)
+    out, lse = repeat_call(kind, other, cache, None)
     assert (out.shape, out.dtype, lse.shape, lse.dtype) == (q.shape, q.dtype, q.shape[:2], torch.float32)
     assert out.is_contiguous()
     decode, merge = launched
@@ -84,7 +84,7 @@ def test_partial_states_are_each_calls_own(as_on_a_gpu, monkeypatch):
         s5_stream_k, "launch_kernel", lambda *args, **options: kept.append(args[2]) or launch_kernel(*args, **options)
     )
     for _ in range(2):
-        decode_again(kind, q, cache, None)
+        repeat_call(kind, q, cache, None)
     assert kept[0][3].out.ptr.data_ptr() != kept[2][3].out.ptr.data_ptr()
     assert kept[0][3].lse.ptr.data_ptr() != kept[2][3].lse.ptr.data_ptr()
 
@@ -105,8 +105,8 @@ def kinds_of_changed(q, cache):
     """{change: kind} for q, out and the cache's own tensors changed one by one."""
     found = {}
     for change, make in CHANGES.items():
-        found["q", change] = kind_of(make(q), cache, None, None, None)
-        found["out", change] = kind_of(q, cache, None, None, make(q))
+        found["q", change] = kind_of_call(make(q), cache, None, None, None)
+        found["out", change] = kind_of_call(q, cache, None, None, make(q))
     return found
 
 
@@ -118,15 +118,15 @@ def test_whatever_a_check_or_a_kernel_looks_at_makes_another_kind(as_on_a_gpu):
     for key, kind in found.items():
         alike = same if key in same else same_out if key in same_out else {key}
         assert {other for other, theirs in found.items() if theirs == kind} == alike
-    base = kind_of(q, cache, None, None, None)
+    base = kind_of_call(q, cache, None, None, None)
     others = [
-        kind_of(q, cache, "stream_k", None, None),
-        kind_of(q, cache, None, 0.5, None),
-        kind_of(q.float(), cache, None, None, None),
-        kind_of(q[:1], cache, None, None, None),
-        kind_of(q.clone().requires_grad_(), cache, None, None, None),
-        kind_of(q, batch(CASE)[1], None, None, None),
-        kind_of(q, cache, None, None, q.clone().requires_grad_()),
+        kind_of_call(q, cache, "stream_k", None, None),
+        kind_of_call(q, cache, None, 0.5, None),
+        kind_of_call(q.float(), cache, None, None, None),
+        kind_of_call(q[:1], cache, None, None, None),
+        kind_of_call(q.clone().requires_grad_(), cache, None, None, None),
+        kind_of_call(q, batch(CASE)[1], None, None, None),
+        kind_of_call(q, cache, None, None, q.clone().requires_grad_()),
     ]
     assert len({base, *others}) == 1 + len(others)
 
@@ -148,7 +148,7 @@ def test_whatever_a_check_or_a_kernel_looks_at_makes_another_kind(as_on_a_gpu):
     ids=["int", "bool", "stage", "negated", "negated-out", "subclass", "sparse", "numpy", "no-cache", "none"],
 )
 def test_what_must_be_looked_at_has_no_kind(as_on_a_gpu, call):
-    assert kind_of(*call(*batch(CASE))) is None
+    assert kind_of_call(*call(*batch(CASE))) is None
 
 
 # --- what goes the long way ---
@@ -160,29 +160,29 @@ def test_out_over_q_or_in_the_cache_goes_the_long_way(as_on_a_gpu):
     room = torch.zeros(3 * elements, dtype=q.dtype, device=q.device)
     places = [room[begin : begin + elements].view(q.shape) for begin in (0, elements // 2, elements, 2 * elements)]
     kind = first_call(places[0], cache, places[2])
-    assert decode_again(kind, places[0], cache, places[2]) is not None
-    assert decode_again(kind, places[0], cache, places[1]) is None
-    assert decode_again(kind, places[1], cache, places[0]) is None
-    assert decode_again(kind, places[3], cache, places[3]) is None
+    assert repeat_call(kind, places[0], cache, places[2]) is not None
+    assert repeat_call(kind, places[0], cache, places[1]) is None
+    assert repeat_call(kind, places[1], cache, places[0]) is None
+    assert repeat_call(kind, places[3], cache, places[3]) is None
     inside = cache.k_pages.flatten()[:elements].view(q.shape)
-    assert kind_of(places[0], cache, None, None, inside) == kind
-    assert decode_again(kind, places[0], cache, inside) is None
+    assert kind_of_call(places[0], cache, None, None, inside) == kind
+    assert repeat_call(kind, places[0], cache, inside) is None
 
 
 def test_another_current_gpu_goes_the_long_way(as_on_a_gpu, monkeypatch):
     q, cache = batch(CASE)
     kind = first_call(q, cache)
-    assert decode_again(kind, q, cache, None) is not None
+    assert repeat_call(kind, q, cache, None) is not None
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 7)
-    assert decode_again(kind, q, cache, None) is None
+    assert repeat_call(kind, q, cache, None) is None
 
 
 def test_a_kind_that_is_not_known_goes_the_long_way(as_on_a_gpu):
     q, cache = batch(CASE)
-    assert decode_again(None, q, cache, None) is None
-    assert decode_again(kind_of(q, cache, None, None, None), q, cache, None) is None
+    assert repeat_call(None, q, cache, None) is None
+    assert repeat_call(kind_of_call(q, cache, None, None, None), q, cache, None) is None
     first_call(q, cache)
-    assert decode_again(kind_of(q, batch(CASE)[1], None, None, None), q, cache, None) is None
+    assert repeat_call(kind_of_call(q, batch(CASE)[1], None, None, None), q, cache, None) is None
 
 
 def test_a_kind_that_goes_the_long_way_again_is_not_found_out_again(as_on_a_gpu, monkeypatch):
@@ -190,7 +190,7 @@ def test_a_kind_that_goes_the_long_way_again_is_not_found_out_again(as_on_a_gpu,
     q, cache = batch(CASE)
     kind = first_call(q, cache, q)
     kept = KINDS.known(cache)[kind]
-    assert decode_again(kind, q, cache, q) is None
+    assert repeat_call(kind, q, cache, q) is None
     first_call(q, cache, q)
     assert KINDS.known(cache)[kind] is kept
 
@@ -200,7 +200,7 @@ def test_tensors_without_an_address_have_no_kind(as_on_a_gpu):
     q, cache = batch(CASE)
     kept = []
     torch.func.grad(lambda x: (kept.append(x), x.float().sum())[1])(q)
-    assert kind_of(kept[0], cache, None, None, None) is None
+    assert kind_of_call(kept[0], cache, None, None, None) is None
     for stage in (None, "reference"):
         with pytest.raises(TypeError, match="q is a Tensor, whose memory is not its own: pass the plain tensor"):
             pkv.decode(kept[0], cache, stage=stage)
@@ -210,7 +210,7 @@ def test_tensors_without_an_address_have_no_kind(as_on_a_gpu):
 def test_a_tracer_is_refused_though_the_kind_is_known(as_on_a_gpu, monkeypatch):
     q, cache = batch(CASE)
     known = torch.empty_like(q), torch.empty(q.shape[:2])
-    monkeypatch.setattr(decoding, "decode_again", lambda kind, *args: None if kind is None else known)
+    monkeypatch.setattr(decoding, "repeat_call", lambda kind, *args: None if kind is None else known)
     assert pkv.decode(q, cache) is known[0]
     with pytest.raises(TypeError, match=r"cannot be used inside of torch\.jit\.trace"):
         torch.jit.trace(lambda q: pkv.decode(q, cache), (q,))
@@ -221,15 +221,15 @@ def test_whether_a_gradient_is_wanted_is_part_of_the_kind(as_on_a_gpu):
     q, cache = batch(CASE)
     q.requires_grad_()
     with torch.no_grad():
-        silent = kind_of(q, cache, None, None, None)
-    assert silent != kind_of(q, cache, None, None, None)
+        silent = kind_of_call(q, cache, None, None, None)
+    assert silent != kind_of_call(q, cache, None, None, None)
 
 
 @pytest.mark.parametrize("parts", [{}, (), 0, False, ""])
 def test_parts_that_are_none_are_refused_whether_the_kind_is_known_or_not(as_on_a_gpu, parts, monkeypatch):
     q, cache = batch(CASE)
     known = torch.empty_like(q), torch.empty(q.shape[:2])
-    monkeypatch.setattr(decoding, "decode_again", lambda kind, *args: None if kind is None else known)
+    monkeypatch.setattr(decoding, "repeat_call", lambda kind, *args: None if kind is None else known)
     assert pkv.decode(q, cache) is known[0]
     with pytest.raises(TypeError, match=r"parts must be a pkv\.Parts"):
         pkv.decode(q, cache, parts=parts)
@@ -244,7 +244,7 @@ def test_only_what_needs_no_host_and_launches_is_kept(as_on_a_gpu, monkeypatch):
     assert not KINDS.known(cache), "it has no launcher"
     plan = pkv.plan(CASE.lengths, pkv.Shape.of(q, cache), "stream_k", gpu="rtx3060")
     lse = torch.empty(q.shape[:2], device=q.device)
-    remember("a kind", q, cache, plan, 1.0, q, lse)
+    remember_call("a kind", q, cache, plan, 1.0, q, lse)
     assert not KINDS.known(cache), "the plan is of these lengths only"
     monkeypatch.setattr(ready, "INTERPRETED", True)
     first_call(q, cache)

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pkv.cache.pool import PagePool, check_agreement, csr_positions, last_page_lengths, pages_used, undoing
+from pkv.cache.pool import PagePool, check_agreement, csr_positions, last_page_lengths, pages_used, undone_on_error
 from pkv.runtime.tracers import refuse_tracers
 from pkv.wording.checks import Ints, at_least, check_tensor, dtype_named, host_ints
 from pkv.wording.counts import count_of
@@ -168,7 +168,7 @@ class PagedKVCache:
         with self._changing("add") as pool:
             self._check_new_tokens(k, v, "len")
             row, tokens = pool.open(len(k)), np.arange(len(k))
-            with undoing(lambda: pool.close(row)):
+            with undone_on_error(lambda: pool.close(row)):
                 self._write(pool.table[row, tokens // self.page_size], tokens % self.page_size, k, v)
             self._publish(pool, row, pool.columns_of(row))
             return row
@@ -195,7 +195,7 @@ class PagedKVCache:
                 begun = wanted[pool.lengths[wanted] > 0]
                 self._check_entries_of("append", pool, begun, (pool.lengths[begun] - 1) // self.page_size)
                 pages, slots, growing = pool.extend(wanted)
-                with undoing(lambda: pool.retract(wanted, growing)):
+                with undone_on_error(lambda: pool.retract(wanted, growing)):
                     self._write(pages, slots, k, v)
                 self._publish(pool, growing, (pool.lengths[growing] - 1) // self.page_size)
 
@@ -211,7 +211,7 @@ class PagedKVCache:
             n_full, n_partial = divmod(int(pool.lengths[row]), self.page_size)
             if n_partial:
                 source, target = pool.table[row, n_full], pool.table[child, n_full]
-                with undoing(lambda: pool.close(child)), torch.no_grad():
+                with undone_on_error(lambda: pool.close(child)), torch.no_grad():
                     for x in (self.k_nhd, self.v_nhd):
                         x[target, :n_partial] = x[source, :n_partial]
             self._publish(pool, child, pool.columns_of(child))

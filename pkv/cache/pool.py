@@ -208,7 +208,7 @@ def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:
 
 
 @contextmanager
-def undoing(undo: Callable[[], None]) -> Iterator[None]:
+def undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
     """Undo what the pool has noted already if writing the pages fails, for want of memory, say."""
     try:
         yield

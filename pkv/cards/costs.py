@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pkv.cards.known import resolve_gpu
-from pkv.cards.shares import Floats, at_least_one, deal, n_alike, of_sms, slowest_sm_us
+from pkv.cards.shares import Floats, deal, longest_and_bytes_by_sm, mean_of_at_least_one, n_alike, slowest_sm_us
 from pkv.plans.fields import Family, GridOrder, Launch, Merging
 from pkv.plans.gpu import DEFAULT_GPU, Costs, GpuProfile
 from pkv.plans.plan import Plan
@@ -212,10 +212,10 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, n_b
     used = widths > 0
     widths, demand, spread = widths[used], demand[used], np.sqrt(spread[used])
     room = memory if costs.sm_gb_per_s is None else min(memory, costs.sm_gb_per_s * 1000 * profile.n_sms)
-    longest = float((widths * at_least_one(demand / room, spread / room)).sum())
+    longest = float((widths * mean_of_at_least_one(demand / room, spread / room)).sum())
     if costs.sm_gb_per_s is not None:
         alike = n_alike(heads, profile.n_sms)  # so many SMs, side by side, have the same to do
         each = np.repeat(slots, heads // alike), np.repeat(slot_bytes, heads // alike)
-        alone, sm_bytes = of_sms(*each, profile.n_sms // alike)
+        alone, sm_bytes = longest_and_bytes_by_sm(*each, profile.n_sms // alike)
         longest = max(longest, slowest_sm_us(alone, sm_bytes, costs.sm_gb_per_s * 1000, memory / alike))
     return item_us + longest

@@ -47,17 +47,17 @@ def n_alike(copies: int, n_sms: int) -> int:
     return common & -common
 
 
-def at_least_one(mean: Floats, deviation: Floats) -> Floats:
+def mean_of_at_least_one(mean: Floats, deviation: Floats) -> Floats:
     """The expected max(1, x) of normally distributed x."""
     z = np.divide(mean - 1, deviation, out=np.where(mean > 1, 9.0, -9.0), where=deviation > 1e-9)
     above = np.array([math.erfc(-x / math.sqrt(2)) / 2 for x in z.tolist()])
     return 1 + (mean - 1) * above + deviation * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
-def of_sms(us: Floats, n_bytes: Floats, n_sms: int) -> tuple[Floats, Floats]:
+def longest_and_bytes_by_sm(us: Floats, n_bytes: Floats, n_sms: int) -> tuple[Floats, Floats]:
     """(longest us, sum of bytes) of the slots on each SM; slot s lies on SM s % n_sms.
 
-    >>> of_sms(np.array([4.0, 8.0, 2.0]), np.array([100.0, 200.0, 50.0]), 2)
+    >>> longest_and_bytes_by_sm(np.array([4.0, 8.0, 2.0]), np.array([100.0, 200.0, 50.0]), 2)
     (array([4., 8.]), array([150., 200.]))
     """
     sm = np.arange(len(us)) % n_sms

@@ -18,7 +18,7 @@ from pkv.kernels.parts import Parts
 from pkv.plans.gpu import DEFAULT_TILE
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import default_splits
-from pkv.stages.sizing import plan_for
+from pkv.stages.sizing import sizes_for
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def as_plan(build_queue: Callable[..., Any]) -> Callable[[list[int], Shape], Any
     """A queue of as many splits per row as split_kv takes on the GPU at hand."""
 
     def plan(lengths: list[int], shape: Shape) -> Any:
-        gpu, tile, resident = plan_for(None, DEFAULT_TILE, shape, "workqueue")
+        gpu, tile, resident = sizes_for(None, DEFAULT_TILE, shape, "workqueue")
         n_splits = default_splits(len(lengths), shape, max(lengths, default=0), tile, gpu.n_sms, resident)
         return build_queue(lengths, n_splits, tile)
 

@@ -8,7 +8,7 @@ import torch
 from pkv._triton import INTERPRETED
 from pkv.cache.paged import PagedKVCache
 from pkv.kernels.configs import TileConfig, block_heads, block_of, choose_config
-from pkv.kernels.merging import launch_merge, merge_by
+from pkv.kernels.merging import launch_merge, merge_by_part
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import LOG2_E, CacheArgs, KernelShape, StateArgs, Strided, attend_tokens
 from pkv.kernels.uploads import uploaded
@@ -27,10 +27,10 @@ def strided(tensor: torch.Tensor) -> Strided:
     return Strided(tensor, tensor.stride())
 
 
-def kinds_of(strides: tuple[int, ...]) -> tuple[int, ...]:
+def stride_kinds(strides: tuple[int, ...]) -> tuple[int, ...]:
     """All that Triton compiles apart of strides: whether one is 1, a multiple of 16, beyond 32 bits.
 
-    >>> kinds_of((1, 48, 49, 2**35))
+    >>> stride_kinds((1, 48, 49, 2**35))
     (1, 16, 0, 48)
     """
     return tuple([s if s == 1 else 16 * (s % 16 == 0) + 32 * (not -(2**31) <= s < 2**31) for s in strides])
@@ -114,8 +114,8 @@ class KernelArgs:
         alignment = q.data_ptr() % COPY_BYTES, out.data_ptr() % COPY_BYTES
         dtypes = q.dtype, out.dtype, lse.dtype, n_partials > 0
         self.signature = (
-            q.device.index, part, dtypes, kinds_of(self.q.strides), kinds_of(self.result.out.strides), alignment,
-            cache_signature,
+            q.device.index, part, dtypes, stride_kinds(self.q.strides), stride_kinds(self.result.out.strides),
+            alignment, cache_signature,
         )  # fmt: skip
 
     def room_for_partials(self, q: torch.Tensor) -> StateArgs:
@@ -152,7 +152,7 @@ class KernelArgs:
         """
         if self.parts is not None and self.parts.merge is not None:
             if step is [launch for launch in self.plan.launches if launch.kernel == "merge"][-1]:
-                merge_by(self.parts.merge, self.partials, self.result, self.partial_offsets)
+                merge_by_part(self.parts.merge, self.partials, self.result, self.partial_offsets)
             return
         launch_merge(
             self.partials, self.result, partial_offsets, row_ids, len(step.rows), step.n_splits, self.shape,
@@ -165,26 +165,26 @@ class KernelArgs:
         return uploaded(self.plan, "partial_offsets", self.device)
 
 
-def tensors_of(cache: PagedKVCache) -> tuple[torch.Tensor, ...]:
+def tensors_of_cache(cache: PagedKVCache) -> tuple[torch.Tensor, ...]:
     """All of a cache that kernels read, and `out` must not lie in."""
     return cache.k_pages, cache.v_pages, cache.block_table, cache.lengths
 
 
-def places_of(cache: PagedKVCache) -> tuple[int, ...]:
+def addresses_of_cache(cache: PagedKVCache) -> tuple[int, ...]:
     """Where those lie. A cache always has the same tensors, but torch can give a tensor other memory."""
-    return tuple([tensor.data_ptr() for tensor in tensors_of(cache)])
+    return tuple([tensor.data_ptr() for tensor in tensors_of_cache(cache)])
 
 
 def cache_args(cache: PagedKVCache) -> tuple[CacheArgs, bool, tuple[Any, ...]]:
     """(arguments, are all rows aligned, part of the signature) of a cache: made once, as it keeps its tensors."""
-    places = places_of(cache)
+    places = addresses_of_cache(cache)
     known = ARGUMENTS.of(cache)
     if known.get("places") == places:
         made: tuple[CacheArgs, bool, tuple[Any, ...]] = known["made"]
         return made
     k, v, table, lengths = map(strided, (cache.k_nhd, cache.v_nhd, cache.block_table, cache.lengths))
     aligned = is_aligned(k.ptr) and is_aligned(v.ptr)
-    strides = tuple(kinds_of(side.strides) for side in (k, v, table, lengths))
+    strides = tuple(stride_kinds(side.strides) for side in (k, v, table, lengths))
     alignment = tuple(place % COPY_BYTES for place in places)
     made = CacheArgs(k, v, table, lengths), aligned, (cache.dtype, strides, alignment)
     known.update(made=made, places=places)

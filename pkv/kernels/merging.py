@@ -180,7 +180,9 @@ def merge_sizes(most_items: int, shape: KernelShape) -> tuple[int, int, int]:
     return block_s, dim_blocks, min(max(block_s * shape.BLOCK_D // dim_blocks // PROGRAM_ELEMENTS, 1), MOST_WARPS)
 
 
-def merge_by(merge: Callable[..., Any], partials: StateArgs, result: StateArgs, partial_offsets: torch.Tensor) -> None:
+def merge_by_part(
+    merge: Callable[..., Any], partials: StateArgs, result: StateArgs, partial_offsets: torch.Tensor
+) -> None:
     """Let somebody else's `merge` (see pkv.Parts) merge all rows of the partials into result."""
     returned = merge(partials.out.ptr, partials.lse.ptr, partial_offsets, result.out.ptr, result.lse.ptr)
     if returned is not None:

@@ -170,14 +170,14 @@ NO_PARTS = {
 }
 
 
-def first_to_take(parts: Parts, stages: Iterable[str], takes: Takes) -> str:
+def first_stage_taking(parts: Parts, stages: Iterable[str], takes: Takes) -> str:
     """The first of these stages that takes all the parts."""
-    return next(stage for stage in stages if set(given_of(parts)) <= set(takes[stage]))
+    return next(stage for stage in stages if set(names_given(parts)) <= set(takes[stage]))
 
 
-def taken(parts: Parts | None, stage: str, takes: Takes) -> Parts | None:
+def checked_parts(parts: Parts | None, stage: str, takes: Takes) -> Parts | None:
     """The parts, or None where they are all ours; ValueError where one has no place in the stage."""
-    names = () if parts is None else given_of(parts)
+    names = () if parts is None else names_given(parts)
     for name in names:
         if name in takes.get(stage, names):
             continue
@@ -188,7 +188,7 @@ def taken(parts: Parts | None, stage: str, takes: Takes) -> Parts | None:
     return parts if names else None
 
 
-def given_of(parts: Parts) -> tuple[str, ...]:
+def names_given(parts: Parts) -> tuple[str, ...]:
     """Its parts' names; TypeError for what is no Parts."""
     if not isinstance(parts, Parts):
         raise TypeError(

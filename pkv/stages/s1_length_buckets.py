@@ -14,7 +14,7 @@ from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import PARTS, default_splits, fault_of_items, indices_of, launch, launches_of, split_items
-from pkv.stages.sizing import plan_for
+from pkv.stages.sizing import sizes_for
 
 __all__ = ["FAMILY", "PARTS", "PLANNED_ON", "fault_of_items", "launch", "plan"]
 
@@ -31,7 +31,7 @@ def plan(
     gpu: "str | GpuProfile | None" = None,
 ) -> Plan:
     """One bucket per distinct length, shortest first; `splits` per row (default: each bucket fills the GPU once)."""
-    profile, tile, resident = plan_for(gpu, tile, shape)
+    profile, tile, resident = sizes_for(gpu, tile, shape)
     n_rows = len(lengths)
     buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]
     row_splits = np.ones(n_rows, dtype=np.int64)

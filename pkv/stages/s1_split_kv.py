@@ -24,7 +24,7 @@ from pkv.plans.fields import Family, Int32Array, Launch
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
-from pkv.stages.sizing import even_programs, plan_for
+from pkv.stages.sizing import even_programs, sizes_for
 from pkv.wording.checks import MOST_SPLITS
 
 PLANNED_ON = "gpu"
@@ -43,7 +43,7 @@ def plan(
     dynamic: bool = False,
 ) -> Plan:
     """`splits` splits per row (default: enough to fill the GPU once); dynamic: the lengths are upper bounds."""
-    profile, tile, resident = plan_for(gpu, tile, shape)
+    profile, tile, resident = sizes_for(gpu, tile, shape)
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))
     n_splits = splits or default_splits(n_rows, shape, longest, tile, profile.n_sms, resident)

@@ -25,7 +25,7 @@ from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT, default_splits, fault_of_cut, items_of_programs, rectangle
-from pkv.stages.sizing import plan_for
+from pkv.stages.sizing import sizes_for
 from pkv.wording.checks import MOST_SPLITS
 
 PLANNED_ON = "gpu"
@@ -46,7 +46,7 @@ def plan(
     dynamic: bool = False,
 ) -> Plan:
     """`splits` splits per row (default: see ragged_splits); dynamic: the lengths are upper bounds."""
-    profile, tile, resident = plan_for(gpu, tile, shape, "row_local")
+    profile, tile, resident = sizes_for(gpu, tile, shape, "row_local")
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))
     n_splits = splits or ragged_splits(n_rows, shape, longest, tile, profile.n_sms, resident)

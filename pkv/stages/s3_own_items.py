@@ -19,14 +19,14 @@ from pkv.plans.shape import Shape
 from pkv.plans.soundness import first_fault
 from pkv.runtime.memory import Memory
 from pkv.stages.s3_workqueue import queue_of, requeue
-from pkv.stages.sizing import plan_for
+from pkv.stages.sizing import sizes_for
 from pkv.wording.checks import LONGEST_ROW
 from pkv.wording.counts import count_of
 
 MADE_BY = Memory()  # of a plan: {"cut": gives the function that listed its items}
 
 
-def plan_by(
+def plan_of_items_by(
     cut: Cut,
     lengths: Int32Array,
     shape: Shape,
@@ -43,7 +43,7 @@ def plan_by(
 
     >>> shape = Shape(4, 2, 64, 4, "float16")
     >>> cut = lambda lengths, shape: [(0, 0, 5), (1, 0, 32), (1, 32, 40)]
-    >>> plan_by(cut, np.array([5, 40], dtype=np.int32), shape, gpu="rtx3060").partial_offsets.tolist()
+    >>> plan_of_items_by(cut, np.array([5, 40], dtype=np.int32), shape, gpu="rtx3060").partial_offsets.tolist()
     [0, 1, 3]
     """
     if splits is not None:
@@ -52,7 +52,7 @@ def plan_by(
     if isinstance(found, Plan):
         made = queue_of_plan(found, lengths, shape, tile, ordering)
     else:
-        profile, tile, resident = plan_for(gpu, DEFAULT_TILE if tile is None else tile, shape, "workqueue")
+        profile, tile, resident = sizes_for(gpu, DEFAULT_TILE if tile is None else tile, shape, "workqueue")
         items = items_array(found, len(lengths))
         row_items = np.bincount(items[:, 0], minlength=len(lengths))
         made = queue_of(items, row_items, lengths, shape, tile, profile, resident, ordering or "as_listed")
@@ -67,7 +67,7 @@ def plan_by(
 
 
 def check_made_by(cut: Cut, plan: Plan) -> None:
-    """ValueError for a plan that is not of plan_by(cut): when it runs, parts.plan has no say any more."""
+    """ValueError for a plan that is not of plan_of_items_by(cut): when it runs, parts.plan has no say any more."""
     made_by = MADE_BY.known(plan).get("cut")
     if made_by is None or made_by() is not cut:
         raise ValueError(

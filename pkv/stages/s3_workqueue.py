@@ -31,7 +31,7 @@ from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
 from pkv.stages.s2_row_local import own_items
-from pkv.stages.sizing import even_programs, plan_for
+from pkv.stages.sizing import even_programs, sizes_for
 
 PLANNED_ON = "host"
 FAMILY = Family.PKV
@@ -51,7 +51,7 @@ def plan(
 
     ordering: one of ORDERINGS (default: as_listed where all programs can start at once, else longest_first).
     """
-    profile, tile, resident = plan_for(gpu, tile, shape, "workqueue")
+    profile, tile, resident = sizes_for(gpu, tile, shape, "workqueue")
     n_places = profile.n_sms * even_programs(resident) // shape.grid_heads
     n_tiles = -(-lengths.astype(np.int64) // tile)
     if splits is None:

@@ -37,7 +37,7 @@ from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s3_workqueue import queue_launches
 from pkv.stages.s5_stream_k_runs import cut_runs, find_item, find_row, find_share, rules_for
-from pkv.stages.sizing import plan_for, reading_programs
+from pkv.stages.sizing import reading_programs, sizes_for
 
 PLANNED_ON = "gpu"
 FAMILY = Family.PKV
@@ -53,7 +53,7 @@ def plan(
     dynamic: bool = False,
 ) -> Plan:
     """What the kernel will find for these lengths; dynamic: they are upper bounds, and it finds what there is."""
-    profile, tile, resident = plan_for(gpu, tile, shape, "stream_k")
+    profile, tile, resident = sizes_for(gpu, tile, shape, "stream_k")
     n_programs = max(1, profile.n_sms * reading_programs(profile, resident) // shape.grid_heads) if len(lengths) else 0
     items, program_items, row_items = cut_runs(lengths, n_programs, tile)
     return Plan(

@@ -9,7 +9,7 @@ SCHEDULERS = 4  # of an SM
 FEW_READERS = 6  # programs per SM, see reading_programs
 
 
-def plan_for(
+def sizes_for(
     gpu: "str | GpuProfile | None", tile: int | None, shape: Shape, kernel: str = "split_kv"
 ) -> tuple[GpuProfile, int, int]:
     """(card, tile, programs that reside on one of its SMs): what a stage's options `gpu=` and `tile=` come to."""

@@ -79,7 +79,7 @@ def prepare(stage: str, options: dict[str, Any], parts: Parts | None, batch: Bat
         del settings["items"]  # on a GPU it plans for rows of any length
         return Ready(plan=nothing_to_plan, run=decode_once, settings=settings)
     return Ready(
-        plan=lambda: brought(planned(stage, options, batch, parts), batch),
+        plan=lambda: with_its_arrays_there(planned(stage, options, batch, parts), batch),
         run=lambda made: run(q, cache, made, out=out, parts=parts),
         settings=settings,
         rounds_weights=settings.get("kernel") == "tensor-core",
@@ -91,7 +91,7 @@ def planned(stage: str, options: dict[str, Any], batch: Batch, parts: Parts | No
     return plan_step(batch.lengths, batch.shape, stage=stage, parts=parts, gpu=batch.gpu, **options)
 
 
-def brought(made: Plan, batch: Batch) -> Plan:
+def with_its_arrays_there(made: Plan, batch: Batch) -> Plan:
     """The plan, when what its kernels read of it is on the GPU: else the first layer would wait for that."""
     if made.family is Family.FLASHINFER:
         x_flashinfer.prepare(made, batch.cache, resolve_scale(None, batch.shape.head_dim))

@@ -12,7 +12,7 @@ from pkv.bench.engines.pkv import PKV, stage_engine
 from pkv.bench.engines.torch import TORCH
 from pkv.bench.engines.triton import TRITON
 from pkv.decoding import plan as plan_step
-from pkv.kernels.parts import Parts, taken
+from pkv.kernels.parts import Parts, checked_parts
 from pkv.plans.shape import Shape
 from pkv.stages import STAGES, TAKES
 from pkv.stages.options import checked_options, options_of
@@ -58,7 +58,7 @@ def find_engine(name: str, parts: Mapping[str, Parts]) -> Engine:
     if given[0].strip() in parts:
         name_of_parts = given.pop(0).strip()
         own = name_of_parts, parts[name_of_parts]
-        taken(own[1], stage, TAKES)
+        checked_parts(own[1], stage, TAKES)
     for word in given:
         option, is_given, value = word.strip().partition("=")
         if option not in known or not is_given or not value:
