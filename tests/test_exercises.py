@@ -11,18 +11,20 @@ import torch
 import pkv
 from pkv.course import telling
 from pkv.course.answering import BROKEN, Answer, Question, Stop, answers, ask, function_of, load
+from pkv.course.catalogue import all_tasks, file_of, find_task
 from pkv.course.checking import as_text, failure, report_apart
 from pkv.course.comparing import agree, difference, plain
+from pkv.course.coursefiles import material
 from pkv.course.diagnosing import wrong_answer
 from pkv.course.forks import Server
 from pkv.course.glossary import WORDS, meaning_of, needs_words
 from pkv.course.graders import asking
 from pkv.course.graphs import Watch
-from pkv.course.home import material, unsolved
+from pkv.course.home import unsolved
 from pkv.course.judging import NOT_STARTED, judge
 from pkv.course.meaning import first_line
 from pkv.course.sending import received, sent
-from pkv.course.tasks import Mistake, Property, Raised, Task, all_tasks, file_of, find_task
+from pkv.course.tasks import Mistake, Property, Raised, Task
 from pkv.course.telling import KEPT
 from pkv.tile import LOG2_E
 

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 
 from pkv.course.answering import Stop
+from pkv.course.catalogue import all_tasks, find_task
 from pkv.course.checking import as_text, report_apart
+from pkv.course.coursefiles import material
 from pkv.course.grading import Grading, texts_of
-from pkv.course.home import material, unsolved
+from pkv.course.home import unsolved
 from pkv.course.judging import stopped
 from pkv.course.points import Graded, results_json, table
-from pkv.course.tasks import GPU_OPTIONAL, all_tasks, find_task
+from pkv.course.tasks import GPU_OPTIONAL
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = "ex00_paged_kv_cache.py"

@@ -9,10 +9,11 @@ import pytest
 import yaml
 
 from pkv.cli import parse
+from pkv.course.catalogue import all_tasks
 from pkv.course.entries import STATES
 from pkv.course.gradebook import MISSING, NOT_COUNTED
 from pkv.course.points import NO_GPU
-from pkv.course.tasks import CPU, all_tasks
+from pkv.course.tasks import CPU
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "grading.md").read_text()

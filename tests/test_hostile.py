@@ -14,6 +14,7 @@ import torch
 
 from pkv.course import replies
 from pkv.course.answering import Answer, Question, Stop
+from pkv.course.catalogue import find_task
 from pkv.course.checking import as_text, report_apart
 from pkv.course.children import ask_child
 from pkv.course.comparing import difference, plain
@@ -21,7 +22,7 @@ from pkv.course.forks import AGAIN, Server, ask_apart, close_server, server
 from pkv.course.judging import OWN_WORK, judge
 from pkv.course.packing import HEAD, packed, unpacked
 from pkv.course.sending import GRADERS
-from pkv.course.tasks import Mistake, Property, Task, find_task
+from pkv.course.tasks import Mistake, Property, Task
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = "ex00_paged_kv_cache.py"

@@ -23,10 +23,12 @@ from lessonfiles import judged_exercise
 from pkv import PagedKVCache, course, decode
 from pkv.cli import main
 from pkv.commands import lab, learning
-from pkv.course import answering, checking, entries, home, progress, racing, telling
-from pkv.course.home import PROGRESS, learners_folder, material, unsolved
+from pkv.course import answering, checking, coursefiles, entries, home, progress, racing, telling
+from pkv.course.catalogue import all_tasks, file_of, find_task
+from pkv.course.coursefiles import file_names, material
+from pkv.course.home import PROGRESS, learners_folder, unsolved
 from pkv.course.points import counts_here
-from pkv.course.tasks import GPU_OPTIONAL, all_tasks, file_of, find_task
+from pkv.course.tasks import GPU_OPTIONAL
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = all_tasks()
@@ -63,7 +65,7 @@ def write(folder, body, name=FIRST):
 
 def solve(folder, exercise, more=""):
     """The solution as the learner's file, and lines after it."""
-    name = home.file_names()[exercise]
+    name = file_names()[exercise]
     text = (material("solutions") / name).read_text(encoding="utf-8")
     (folder / "exercises" / name).write_text(f"{text}\n\n{more}", encoding="utf-8")
 
@@ -111,7 +113,7 @@ def test_every_task_has_its_exercise_and_three_hints():
     from pkv.course.hints import LEVELS, hints_of
 
     for task in TASKS:
-        assert f'raise NotImplementedError("{task.id}: ' in unsolved()[home.file_names()[task.exercise]]
+        assert f'raise NotImplementedError("{task.id}: ' in unsolved()[file_names()[task.exercise]]
         assert len(hints_of(task.id)) == LEVELS, task.id
 
 
@@ -194,7 +196,7 @@ def test_a_clone_with_solved_exercises_gives_unsolved_ones(tmp_path, monkeypatch
     for part in ("pkv", "lessons", "exercises"):
         (clone / part).mkdir(parents=True)
     (clone / "solutions").symlink_to(ROOT / "solutions")
-    monkeypatch.setattr(home, "PACKAGE", clone / "pkv")
+    monkeypatch.setattr(coursefiles, "PACKAGE", clone / "pkv")
     with pytest.raises(FileNotFoundError, match="brings no lessons"):
         home.start(tmp_path / "mine")
     for name in ("00_first.ipynb", "Untitled.ipynb", "build.py"):
@@ -232,7 +234,7 @@ def test_a_folder_without_its_files_is_still_the_learners(mine):
 
 
 def test_without_any_exercises_it_is_said_how_to_get_some(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(home, "PACKAGE", tmp_path / "site-packages" / "pkv")
+    monkeypatch.setattr(home, "PACKAGE", tmp_path / "site-packages" / "pkv")  # where learners_folder() looks last
     monkeypatch.chdir(tmp_path)
     for words in ("check", "hint ex00_1", "progress", "reset ex00"):
         assert "`pkv start DIR`" in error_of(capsys, *words.split())
@@ -383,7 +385,7 @@ def test_a_function_of_the_notebook_uses_what_it_uses_and_not_what_its_cell_does
 def test_a_kernel_is_tried_by_the_function_that_launches_it(mine):
     for task_id, name in (("ex01_4", "attend_split"), ("ex02_5", "bounds_kernel"), ("ex00_1", "load_kv")):
         exercise = "ex02" if task_id == "ex02_5" else "ex01"
-        kernel = getattr(answering.load(material("solutions") / home.file_names()[exercise]), name)
+        kernel = getattr(answering.load(material("solutions") / file_names()[exercise]), name)
         function = find_task(task_id).function
         with pytest.raises(TypeError, match=re.escape(f"pass what launches it, check('{task_id}', {function})")):
             course.check(task_id, kernel)
@@ -974,7 +976,7 @@ def test_an_answer_that_crashes_ends_its_own_process(mine, capsys):
 
 def test_so_does_a_kernel_that_reads_outside_of_its_arrays(mine, capsys):
     solve(mine, "ex01")
-    file = mine / "exercises" / home.file_names()["ex01"]
+    file = mine / "exercises" / file_names()["ex01"]
     text = file.read_text()
     line = "        k, v = load_kv("
     assert text.count(line) == 1
@@ -988,7 +990,7 @@ def test_so_does_a_kernel_that_reads_outside_of_its_arrays(mine, capsys):
 
 def test_where_it_is_watched_it_is_told_and_does_not_crash(mine, capsys):
     solve(mine, "ex01")
-    file = mine / "exercises" / home.file_names()["ex01"]
+    file = mine / "exercises" / file_names()["ex01"]
     text = file.read_text()
     assert text.count("tl.load(offsets + row),") == 1
     file.write_text(text.replace("tl.load(offsets + row),", "tl.load(offsets + row + (1 << 44)),"))

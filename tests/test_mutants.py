@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pkv.course.catalogue import all_tasks, find_task
 from pkv.course.checking import as_text, report_apart
 from pkv.course.judging import SHORTCUT
-from pkv.course.tasks import all_tasks, find_task
 from pkv.course.telling import KEPT
 from tests.conftest import TABLE_ROW
 

@@ -475,7 +475,8 @@ import shutil
 from pathlib import Path
 from pkv import cli
 from pkv.course import check, hint
-from pkv.course.home import learners_folder, material, unsolved
+from pkv.course.home import learners_folder, unsolved
+from pkv.course.coursefiles import material
 
 assert learners_folder() == Path({str(folder)!r})
 assert material("solutions").is_relative_to({str(site)!r})

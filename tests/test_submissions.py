@@ -11,11 +11,12 @@ import pytest
 from pkv.cli import main
 from pkv.commands.grade import harmless
 from pkv.course.answering import LARGEST, Stop
+from pkv.course.catalogue import all_tasks
+from pkv.course.coursefiles import file_names, material
 from pkv.course.forks import Server, Source
 from pkv.course.gradebook import Grader
-from pkv.course.home import file_names, material, unsolved
+from pkv.course.home import unsolved
 from pkv.course.submissions import Submission, submissions_in
-from pkv.course.tasks import all_tasks
 
 FIRST = "ex00_paged_kv_cache.py"
 SOLUTION = (material("solutions") / FIRST).read_text()

@@ -14,10 +14,10 @@ from typing import Any
 from pkv.commands import CommandError
 from pkv.commands.arguments import add_json, at_least_1, seed_of
 from pkv.commands.output import Progress, print_json, say
+from pkv.course.catalogue import all_tasks
 from pkv.course.checking import new_seed
 from pkv.course.gradebook import Grader, Line, Mark, grade_all
 from pkv.course.submissions import submissions_in
-from pkv.course.tasks import all_tasks
 
 HELP = "grade a folder of submissions: one line of CSV for each"
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet would compute

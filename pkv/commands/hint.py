@@ -7,8 +7,8 @@ from pkv.commands import CommandError
 from pkv.commands.arguments import add_json
 from pkv.commands.learning import folder
 from pkv.commands.output import print_json, say
+from pkv.course.catalogue import find_task
 from pkv.course.hints import next_hint
-from pkv.course.tasks import find_task
 
 HELP = "print the next hint of a task: the idea, then the shape of the answer, then the steps"
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pkv.commands import CommandError
+from pkv.course.catalogue import all_tasks, find_tasks
 from pkv.course.home import learners_folder
-from pkv.course.tasks import Task, all_tasks, find_tasks
+from pkv.course.tasks import Task
 
 
 def folder() -> Path:

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from pkv.course.catalogue import file_of
 from pkv.course.comparing import agree, plain
 from pkv.course.meaning import first_line, place_of, raised
 from pkv.course.printed import Printed
-from pkv.course.tasks import Spec, Task, file_of
+from pkv.course.tasks import Spec, Task
 
 NOT_STARTED, BROKEN = "not started", "broken"
 LARGEST = 1 << 20  # bytes of an exercise file

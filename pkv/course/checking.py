@@ -10,6 +10,7 @@ import torch
 from pkv._triton import GPU_VISIBLE, tl
 from pkv.course import progress
 from pkv.course.answering import BROKEN, NOT_STARTED, Answer, Question, Stop, answers, function_in, function_of
+from pkv.course.catalogue import file_of, find_task
 from pkv.course.children import ask_child
 from pkv.course.comparing import brief
 from pkv.course.forks import AGAIN, ask_apart, names_apart
@@ -20,7 +21,7 @@ from pkv.course.points import NO_GPU, counts_here
 from pkv.course.printed import last_lines
 from pkv.course.racing import ON_GPU, Race, race
 from pkv.course.sources import names_used
-from pkv.course.tasks import GPU_OPTIONAL, Spec, Task, file_of, find_task
+from pkv.course.tasks import GPU_OPTIONAL, Spec, Task
 from pkv.course.telling import Line, show
 
 TICK, CROSS = "✓", "✗"

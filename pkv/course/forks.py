@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pkv.course.answering import Answer, Question, Refused, Stop, read
-from pkv.course.home import PACKAGE
+from pkv.course.catalogue import file_of
+from pkv.course.coursefiles import PACKAGE
 from pkv.course.preloaded import SIZE, STATUS, Request
 from pkv.course.replies import ENDED, STARTING, answers_of, listen
 from pkv.course.sending import sent
 from pkv.course.sources import names_in
-from pkv.course.tasks import Spec, Task, file_of
+from pkv.course.tasks import Spec, Task
 
 AGAIN = 1.0  # seconds for a smaller input, while the smallest that fails is looked for
 _of_thread = threading.local()

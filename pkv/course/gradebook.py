@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pkv.course.answering import BROKEN, Answer, Stop
+from pkv.course.catalogue import all_tasks
 from pkv.course.diagnosing import case_of
 from pkv.course.forks import Source, ask_source, close_server, names_of_source
 from pkv.course.judging import Report, judge
 from pkv.course.points import NO_GPU, counts_here
 from pkv.course.submissions import Submission
-from pkv.course.tasks import Case, Spec, Task, all_tasks
+from pkv.course.tasks import Case, Spec, Task
 
 MISSING, NOT_COUNTED = "missing", "no GPU"
 MOST_NOTES = 4

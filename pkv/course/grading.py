@@ -17,9 +17,11 @@ from typing import Any
 
 import pytest
 
-from pkv.course.home import learners_folder, material
+from pkv.course.catalogue import all_tasks, find_task
+from pkv.course.coursefiles import material
+from pkv.course.home import learners_folder
 from pkv.course.points import Graded, results_json, table
-from pkv.course.tasks import Task, all_tasks, find_task
+from pkv.course.tasks import Task
 
 GRADERS = "tests/exercises"
 STATE = pytest.StashKey["Grading"]()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pkv._triton import GPU_VISIBLE
-from pkv.course.home import PACKAGE, material
+from pkv.course.coursefiles import PACKAGE, material
 
 MEMORY = 1 << 30  # bytes that an answer may take, besides those of the process before it
 LARGEST_FILE = 64 << 20

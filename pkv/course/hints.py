@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pkv.course import progress
-from pkv.course.home import learners_folder, material
-from pkv.course.tasks import find_task, name_of_file
+from pkv.course.catalogue import find_task, name_of_file
+from pkv.course.coursefiles import material
+from pkv.course.home import learners_folder
 
 LEVELS = 3
 FOLDER = Path(__file__).resolve().parent / "hints"

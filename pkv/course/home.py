@@ -1,8 +1,8 @@
-"""Where a learner works: the folder with exercises/ in it, and what the course brings.
+"""Where a learner works: the folder with exercises/ in it, begun and restored from what the course brings.
 
 The learner's folder is PKV_HOME, or else the nearest one, from the working folder up, whose exercises/ is of this
 course, or else this clone. What an exercise was at the beginning is made from its solution, so that it is known also in
-a clone whose exercises are solved by now. An installed pkv brings lessons and solutions in its own folder.
+a clone whose exercises are solved by now.
 """
 
 import contextlib
@@ -11,27 +11,16 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1]
+from pkv.course.catalogue import file_of
+from pkv.course.coursefiles import LESSONS, PACKAGE, file_names, material
+from pkv.course.skeletons import skeleton
+
 STARTED = ("lessons", "exercises")  # what a learner's own copy holds
 PROGRESS = ".pkv-progress.json"
-SOLUTIONS, LESSONS = "ex[0-9][0-9]_*.py", "[0-9][0-9]_*.ipynb"
-
-
-def material(part: str) -> Path:
-    """The folder of what the course brings: "lessons", "solutions", or in a clone "exercises", where learners write."""
-    brought = PACKAGE / "course" / "material" / part
-    return brought if brought.is_dir() else PACKAGE.parent / part
-
-
-def file_names() -> dict[str, str]:
-    """Every exercise and its file's name: {"ex00": "ex00_paged_kv_cache.py", ...}."""
-    return {path.name.partition("_")[0]: path.name for path in sorted(material("solutions").glob(SOLUTIONS))}
 
 
 def unsolved() -> dict[str, str]:
     """Every exercise as the course brings it: {file name: text}."""
-    from pkv.course.skeletons import skeleton
-
     folder = material("solutions")
     return {name: skeleton((folder / name).read_text(encoding="utf-8")) for name in file_names().values()}
 
@@ -98,8 +87,6 @@ def restore(exercise: str) -> tuple[Path, Path | None]:
 
     None: there was no file, or it was as it is. ValueError lists the exercises there are.
     """
-    from pkv.course.tasks import file_of
-
     names = file_names()
     if exercise not in names:
         choice = f"choose one of {', '.join(names)}"

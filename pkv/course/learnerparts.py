@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pkv.course.answering import BROKEN, NOT_STARTED, function_of
+from pkv.course.catalogue import find_task
 from pkv.course.checking import report_here
-from pkv.course.home import learners_folder, material
-from pkv.course.tasks import Task, find_task
+from pkv.course.coursefiles import material
+from pkv.course.home import learners_folder
+from pkv.course.tasks import Task
 from pkv.kernels.parts import Parts
 from pkv.plans.gpu import DEFAULT_TILE
 from pkv.plans.shape import Shape

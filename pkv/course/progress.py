@@ -11,10 +11,11 @@ from typing import Any
 
 from pkv._triton import GPU_VISIBLE
 from pkv.course import entries
+from pkv.course.catalogue import all_tasks, find_task, in_lessons, name_of_file
 from pkv.course.entries import STATES, Entries, Entry
 from pkv.course.home import learners_folder
 from pkv.course.points import counts_here
-from pkv.course.tasks import Task, all_tasks, find_task, in_lessons, name_of_file
+from pkv.course.tasks import Task
 
 CORRECT, CORRECT_ON_GPU, FAST_ENOUGH = STATES[-3:]
 IN_INTERPRETER = "correct (interpreter)"

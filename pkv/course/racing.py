@@ -15,8 +15,8 @@ from pkv._triton import GPU_VISIBLE, INTERPRETED
 from pkv.bench.timing import Stopwatch, spread
 from pkv.course.answering import function_of, simply
 from pkv.course.comparing import difference, plain
+from pkv.course.coursefiles import material
 from pkv.course.graders.batches import DEVICE
-from pkv.course.home import material
 from pkv.course.tasks import Task
 
 Timer = Callable[[Callable[[], Any]], float]  # us of one call

@@ -12,8 +12,8 @@ import re
 import sys
 from pathlib import Path
 
-from pkv.course.home import material
-from pkv.course.tasks import find_task
+from pkv.course.catalogue import find_task
+from pkv.course.coursefiles import material
 
 TASK_ID = re.compile(r"(ex\d\d_\d+): ")
 GIVEN, YOURS = "# given", "# yours"

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from pkv.course.answering import BROKEN, LARGEST, Refused, Stop, read
+from pkv.course.catalogue import all_tasks
 from pkv.course.forks import Source
 from pkv.course.replies import shown
-from pkv.course.tasks import all_tasks
 
 EXERCISE = re.compile(r"(?<![A-Za-z0-9])ex\d\d(?!\d)", re.IGNORECASE)
 NOT_ANSWERS = {"solutions", "tests", "pkv", "lessons", "__MACOSX", "__pycache__"}  # of a whole clone

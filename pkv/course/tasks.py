@@ -8,14 +8,10 @@ A **mistake** is a wrong answer with a name. Who makes it answers as `wrong(*arg
 the answer. That is how a report says what is wrong, and not only that something is.
 """
 
-import functools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from pkv.course.home import file_names
 
 Spec = dict[str, Any]
 CPU, GPU_OPTIONAL = "cpu", "gpu-optional"
@@ -25,8 +21,6 @@ ATTENTION = (
 )  # fmt: skip
 EVASIVE = ("eval", "exec", "globals", "__import__", "importlib", "_getframe", "gc", "ctypes")
 SHORTCUTS = (*ATTENTION, *EVASIVE, "solutions", "course")
-
-FIRST_IN_LESSON = {"ex01_3"}  # elsewhere lessons come to tasks in the order of their numbers
 
 
 class Unfit(ValueError):
@@ -145,45 +139,3 @@ class Task:
             for index, prop in enumerate(self.properties)
             for spec in prop.specs(random.Random(f"{self.id} {index} {seed}"))
         ]
-
-
-@functools.cache
-def all_tasks() -> tuple[Task, ...]:
-    """Every task, in the course's order."""
-    from pkv.course.graders import ex00, ex01, ex02, ex03, ex04, ex05
-
-    return tuple(task for module in (ex00, ex01, ex02, ex03, ex04, ex05) for task in module.TASKS)
-
-
-def in_lessons() -> list[Task]:
-    """Every task, in the order in which lessons come to them."""
-    return sorted(all_tasks(), key=lambda task: (task.exercise, task.id not in FIRST_IN_LESSON))
-
-
-def find_task(task_id: str) -> Task:
-    """The task of that id; ValueError lists those that there are."""
-    found = [task for task in all_tasks() if task.id == task_id]
-    if not found:
-        near = [task.id for task in all_tasks() if str(task_id).startswith(task.exercise)]
-        names = near or [task.id for task in all_tasks()]
-        raise ValueError(f"task {task_id!r} does not exist; choose one of {', '.join(names)}")
-    return found[0]
-
-
-def find_tasks(name: str) -> list[Task]:
-    """The task of an id, "ex03_2", or all of an exercise, "ex03"."""
-    return [task for task in all_tasks() if task.exercise == name] or [find_task(name)]
-
-
-def name_of_file(exercise: str) -> str:
-    """The name of an exercise's file, "ex00_paged_kv_cache.py"."""
-    return file_names().get(exercise, f"{exercise}.py")
-
-
-def file_of(folder: Path, exercise: str) -> Path:
-    """The file of an exercise in a folder: by its name, or else one that begins like it ("ex00_mine.py", "ex00.py")."""
-    named = folder / name_of_file(exercise)
-    if named.is_file():  # beside a copy of it, such as JupyterLab's ex00_paged_kv_cache-Copy1.py
-        return named
-    found = sorted(path for path in folder.glob(f"{exercise}*.py") if path.stem.partition("_")[0] == exercise)
-    return found[0] if found else named

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from pkv import tile as library
 from pkv.cache.paged import PagedKVCache
 from pkv.course.comparing import agree, plain
 from pkv.course.graders.ex01_loop import grid_heads_of, loop_batch, tile_loop, whole_rows
 from pkv.course.graders.ex01_states import INTERPRETER_AND, LARGE, LN_2, merge_states
 from pkv.course.tasks import Case, Mistake, Property, Raised, Spec, Task
 from pkv.decoding import decode
+from pkv.kernels import tile as library
 from pkv.kernels.parts import Parts
 
 TOLERANCE = 1e-3  # weights and out in fp16 are off by 2 ** -11 each
