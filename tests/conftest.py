@@ -18,7 +18,7 @@ import torch
 from pairs import mark_the_others_slow
 
 import pkv
-from pkv.cards import known as gpus
+from pkv.cards import known
 from pkv.stages import x_flashinfer
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -122,9 +122,9 @@ def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A cache folder of the user's own, yet empty."""
     monkeypatch.setenv("PKV_CACHE", str(tmp_path / "cache"))
-    gpus.forget_profiles()
+    known.forget_profiles()
     yield tmp_path / "cache"
-    gpus.forget_profiles()
+    known.forget_profiles()
 
 
 @pytest.fixture

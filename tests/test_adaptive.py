@@ -346,12 +346,12 @@ def test_a_requeued_plan_is_the_queues_own(launched):
 def test_the_card_at_hand_brings_its_shipped_costs(monkeypatch):
     from types import SimpleNamespace
 
-    from pkv.cards import known as gpus
+    from pkv.cards import known
 
     def of(name, major, minor, n_sms):
         properties = SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=n_sms)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
-        return gpus._gpu_of_index.__wrapped__(0)
+        return known._gpu_of_index.__wrapped__(0)
 
     assert of("NVIDIA GeForce RTX 3060", 8, 6, 28) == load_gpu("rtx3060")
     assert of("NVIDIA H200", 9, 0, 132) == load_gpu("h200")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pkv.cards import known as gpus
+from pkv.cards import known
 from pkv.cards.files import cache_folder, checked_name, name_for, write_own
 from pkv.cards.known import gpu_for, gpu_names, load_gpu
 from pkv.cli import main
@@ -43,7 +43,7 @@ def test_own_profiles_are_found_by_name_and_by_card(cache, monkeypatch):
     shipped = load_gpu("h200")
     assert gpu_for("NVIDIA H200", 90, 132) == shipped
     write_own("mine", OWN_FILE)
-    gpus.forget_profiles()
+    known.forget_profiles()
     assert "mine" in gpu_names()
     mine = GpuProfile("mine", 90, 132, TRUTH, tile=32)
     assert load_gpu("mine") == mine
@@ -52,7 +52,7 @@ def test_own_profiles_are_found_by_name_and_by_card(cache, monkeypatch):
     for other in (("NVIDIA H2000", 90, 132), ("NVIDIA H200", 90, 131), ("NVIDIA H200", 91, 132)):
         assert gpu_for(*other).costs is None
     write_own("h200", OWN_FILE | {"tile": 16})
-    gpus.forget_profiles()
+    known.forget_profiles()
     assert load_gpu("h200") == GpuProfile("h200", 90, 132, TRUTH)
     monkeypatch.setenv("PKV_CACHE", "/nowhere")
     assert load_gpu("h200") == shipped, "another folder, other profiles"
@@ -89,7 +89,7 @@ def test_a_broken_profile_is_an_error_by_name_and_one_warning_where_a_card_is_lo
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert gpu_for("NVIDIA H200", 90, 132).name == "h200"
-    gpus.forget_profiles()
+    known.forget_profiles()
     with pytest.warns(UserWarning, match=words):
         gpu_for("NVIDIA H200", 90, 132)
 

@@ -18,7 +18,7 @@ import pkv
 from pkv import _triton, decoding
 from pkv.bench.accuracy import Yardstick
 from pkv.kernels.uploads import UPLOADS
-from pkv.runtime import graphs as captures
+from pkv.runtime import graphs
 
 GPU = torch.device("cuda", 0)
 PLANNED_ON_GPU = [stage for stage, module in pkv.STAGES.items() if module.PLANNED_ON == "gpu"]
@@ -59,8 +59,8 @@ class CountingDriver:
 @pytest.fixture
 def driver(monkeypatch):
     counting = CountingDriver()
-    monkeypatch.setattr(captures, "_kept", {})
-    monkeypatch.setattr(captures, "_driver", lambda: counting)
+    monkeypatch.setattr(graphs, "_kept", {})
+    monkeypatch.setattr(graphs, "_driver", lambda: counting)
     return counting
 
 
@@ -74,18 +74,18 @@ def test_what_a_graph_reads_is_kept_until_it_is_destroyed(driver, monkeypatch):
     alive = [weakref.ref(thing) for thing in things]
     for stream, thing in ((1, things[0]), (2, things[1]), (2, things[1]), (2, things[2])):
         capture_on(monkeypatch, stream)
-        captures.keep_for_replays(thing, GPU)
+        graphs.keep_for_replays(thing, GPU)
     assert [len(owned) for owned in driver.owned.values()] == [1, 1], "a graph owns one object, however much it reads"
     del things, thing
     gc.collect()
     assert all(ref() is not None for ref in alive)
     driver.destroy(2)
-    captures.forget_graphs_that_are_gone()
+    graphs.forget_graphs_that_are_gone()
     gc.collect()
     assert [ref() is not None for ref in alive] == [True, False, False]
     driver.destroy(1)
     capture_on(monkeypatch, 3)
-    captures.keep_for_replays(Thing(), GPU)  # looks, too
+    graphs.keep_for_replays(Thing(), GPU)  # looks, too
     gc.collect()
     assert alive[0]() is None
 
@@ -93,13 +93,13 @@ def test_what_a_graph_reads_is_kept_until_it_is_destroyed(driver, monkeypatch):
 @pytest.mark.parametrize("lacks", ["cuStreamGetCaptureInfo_v2", "driver"])
 def test_where_the_driver_cannot_tell_it_is_kept_for_good(driver, monkeypatch, lacks):
     monkeypatch.delattr(CountingDriver, "cuStreamGetCaptureInfo_v2") if lacks != "driver" else monkeypatch.setattr(
-        captures, "_driver", lambda: None
+        graphs, "_driver", lambda: None
     )
     capture_on(monkeypatch, 1)
     thing = Thing()
     alive = weakref.ref(thing)
-    captures.keep_for_replays(thing, GPU)
-    captures.forget_graphs_that_are_gone()
+    graphs.keep_for_replays(thing, GPU)
+    graphs.forget_graphs_that_are_gone()
     del thing
     gc.collect()
     assert alive() is not None
@@ -233,12 +233,12 @@ def test_a_plan_of_the_host_lives_as_long_as_the_graph(stage):
         pkv.run(q, cache, plan)  # brings it to the GPU
         return captured(lambda: pkv.run(q, cache, plan)), weakref.ref(plan)
 
-    captures.forget_graphs_that_are_gone()
-    n_graphs = len(captures._kept)
+    graphs.forget_graphs_that_are_gone()
+    n_graphs = len(graphs._kept)
     (graph, result), plan = capture()
     gc.collect()
     assert plan() is None, "only what the graph reads is kept"
-    assert len(captures._kept) == n_graphs + 1
+    assert len(graphs._kept) == n_graphs + 1
     kept = in_all_free_memory()
     yardstick = Yardstick(q, cache)
     for _ in range(3):
@@ -251,8 +251,8 @@ def test_a_plan_of_the_host_lives_as_long_as_the_graph(stage):
     del graph, result, kept
     gc.collect()
     torch.cuda.synchronize()
-    captures.forget_graphs_that_are_gone()
-    assert len(captures._kept) == n_graphs, "the graph is gone, and so is what it read"
+    graphs.forget_graphs_that_are_gone()
+    assert len(graphs._kept) == n_graphs, "the graph is gone, and so is what it read"
 
 
 @pytest.mark.gpu

@@ -17,8 +17,7 @@ from cases import DEVICE, DTYPES, Case, batch
 from test_launch_keys import CHANGES, kernels
 
 import pkv
-from pkv import decoding
-from pkv import step as ready
+from pkv import decoding, step
 from pkv.kernels import launching
 from pkv.kernels.launching import ARGUMENTS
 from pkv.stages import s2_row_local, s5_stream_k
@@ -31,10 +30,10 @@ CASE = Case("ready", [70, 0, 300])
 @pytest.fixture
 def as_on_a_gpu(kernels, monkeypatch):
     """The kernels; this process's tensors are a GPU's, and it is the current one."""
-    for module in (ready, launching):
+    for module in (step, launching):
         monkeypatch.setattr(module, "INTERPRETED", False)
     monkeypatch.setattr(launching, "merges_early", lambda device: True)
-    monkeypatch.setattr(ready, "GPU", DEVICE.type)
+    monkeypatch.setattr(step, "GPU", DEVICE.type)
     current = torch.empty(0, device=DEVICE).device.index
     monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
     return kernels
@@ -246,17 +245,17 @@ def test_only_what_needs_no_host_and_launches_is_kept(as_on_a_gpu, monkeypatch):
     lse = torch.empty(q.shape[:2], device=q.device)
     remember_call("a kind", q, cache, plan, 1.0, q, lse)
     assert not KINDS.known(cache), "the plan is of these lengths only"
-    monkeypatch.setattr(ready, "INTERPRETED", True)
+    monkeypatch.setattr(step, "INTERPRETED", True)
     first_call(q, cache)
     assert not KINDS.known(cache), "the interpreter gains nothing"
 
 
 def test_kinds_are_bounded(as_on_a_gpu):
     q, cache = batch(CASE)
-    for extra in range(2 * ready.MOST_KINDS):
+    for extra in range(2 * step.MOST_KINDS):
         wide = torch.zeros(*q.shape[:2], q.shape[2] + 8 * extra, dtype=q.dtype, device=q.device)[..., : q.shape[2]]
         first_call(wide, cache)
-    assert 0 < len(KINDS.known(cache)) <= ready.MOST_KINDS
+    assert 0 < len(KINDS.known(cache)) <= step.MOST_KINDS
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
