@@ -6,8 +6,7 @@ import pytest
 from plainclock import play_plainly
 
 import pkv
-from pkv.cards import clock as playing
-from pkv.cards import simulation
+from pkv.cards import clock, simulation
 from pkv.cards.clock import EvenPrograms, EvenSms, Rules, Work, play
 from pkv.cards.known import load_gpu
 from pkv.cards.shares import n_alike
@@ -92,6 +91,5 @@ def test_a_launch_without_items_ends_as_it_begins():
     played = play(Work(np.zeros(0), np.zeros(4, dtype=np.int64), 2), 4, 2, Rules(1.0, 1.0, None, 1.0), 5.0)
     assert (played.last_us, len(played.begin_us)) == (5.0, 0)
     assert (
-        playing.play(Work(np.zeros(0), np.zeros(1, dtype=np.int64)), 4, 2, Rules(1.0, 1.0, 2.0, 1.0), 5.0).last_us
-        == 5.0
+        clock.play(Work(np.zeros(0), np.zeros(1, dtype=np.int64)), 4, 2, Rules(1.0, 1.0, 2.0, 1.0), 5.0).last_us == 5.0
     )

@@ -202,7 +202,8 @@ for key, arch, aligned, kernel, page_size in jobs_of_baseline():
 """
 
 
-@pytest.mark.parametrize("arch", [86, pytest.param(90, marks=pytest.mark.slow)], ids="sm_{}".format)
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [86, 90], ids="sm_{}".format)
 def test_instructions_of_merges_and_of_other_pages(fresh, arch):
     """Those of the baseline that no test above compiles."""
     hashes = stored(BASELINE)[str(arch)]
