@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 
 import pkv
 from pkv.kernels.uploads import UPLOADS, uploaded
-from pkv.plans.fields import Launch
+from pkv.plans.fields import Family, GridOrder, Launch, Merging
 from pkv.plans.gpu import TILES
+from pkv.stages.s3_workqueue import requeue
 from pkv.stages.x_flashinfer_rules import why_not
 
 SHAPE = pkv.Shape(4, 2, 64, 16, torch.float16)
@@ -589,3 +590,34 @@ def test_a_gpu_that_is_none_is_named(wrong):
         pkv.simulate(5)
     with pytest.raises(TypeError, match=r"other must be a pkv.Plan, got str"):
         plan.diff("x")
+
+
+# --- facts ---
+
+
+def test_json_says_facts_that_the_stages_name_does_not():
+    usual = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
+    mine = dataclasses.replace(usual, stage="mine", merging=Merging.BY_CUT, grid_order=GridOrder.ITEMS_FIRST)
+    assert {"merging": "by cut", "grid_order": "items first"}.items() <= json.loads(mine.to_json()).items()
+    assert pkv.Plan.from_json(mine.to_json()) == mine
+    for stage in ("reference", "row_local", "stream_k", "flashinfer"):
+        plan = pkv.plan([5, 40], LLAMA, stage=stage)
+        assert not {"family", "grid_order", "merging"} & json.loads(plan.to_json()).keys(), "its name says them"
+        again = pkv.Plan.from_json(plan.to_json())
+        assert (again.family, again.grid_order, again.merging) == (plan.family, plan.grid_order, plan.merging)
+    with pytest.raises(ValueError, match="'theirs' is not a valid Family"):
+        pkv.Plan.from_json(usual.to_json().replace('"dynamic"', '"family": "theirs", "dynamic"'))
+
+
+def test_plans_that_differ_in_a_fact_only_are_not_equal():
+    usual = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
+    other = dataclasses.replace(usual, merging=Merging.BY_CUT)
+    assert usual != other
+    assert usual.diff(other) == ["merging: by row against by cut"]
+    assert other.diff(usual) == ["merging: by cut against by row"]
+
+
+def test_requeued_plans_are_the_queues():
+    for stage in ("stream_k", "flashinfer"):
+        plan = requeue(pkv.plan([5, 40], LLAMA, stage=stage))
+        assert (plan.family, plan.grid_order, plan.merging) == (Family.PKV, GridOrder.HEADS_FIRST, Merging.BY_ROW)
