@@ -11,14 +11,14 @@ import weakref
 
 import pytest
 import torch
-from cases import Case, batch
+from cases import ON_CPU, Case, batch
 
 import pkv
 import pkv.bench.engines.registry
 from pkv import decoding, step
 from pkv.kernels import launching, uploads
 from pkv.runtime.memory import Memory
-from pkv.stages import s3_own_items, s4_adaptive, x_flashinfer
+from pkv.stages import TAKES, s3_own_items, s4_adaptive, x_flashinfer
 
 MEMORIES = {
     "sound": decoding.SOUND,
@@ -84,7 +84,7 @@ def remembered():
     return {name: set(memory._of) for name, memory in MEMORIES.items()}
 
 
-@pytest.mark.parametrize("stage", ["split_kv", "length_buckets", "row_local", "workqueue", "stream_k", "parts.plan"])
+@pytest.mark.parametrize("stage", [*(name for name in ON_CPU if TAKES[name]), "parts.plan"])
 def test_a_plan_and_a_cache_that_ran_go_when_they_are_dropped(stage):
     """And what is remembered of them: nothing that is kept holds the object that it is kept of."""
     gc.collect()

@@ -66,11 +66,14 @@ def plan(
 
 def queue_of(
     items: Int32Array, row_items: npt.NDArray[np.int64], lengths: Int32Array, shape: Shape, tile: int, gpu: GpuProfile,
-    resident: int, ordering: str, most_items: int = 0,
+    resident: int, ordering: str, most_items: int = 0, stage: str = "workqueue",
 ) -> Plan:  # fmt: skip
-    """The plan of these items, row_items [n_rows] of each row: a program for each, in two launches."""
+    """The plan of these items, row_items [n_rows] of each row: a program for each, in two launches.
+
+    stage: which stage cut them so; the queue's kernel runs the items of any.
+    """
     return Plan(
-        stage="workqueue",
+        stage=stage,
         shape=shape,
         lengths=lengths,
         items=items,
