@@ -1,11 +1,11 @@
 """Triton, or a stand-in that fails only when a kernel is launched.
 
-Every kernel file starts with `from pkv._triton import tl, triton`. So `import pkv`, planning and drawing work where
-Triton is not installed, and a stage keeps its plan and its kernel in one file.
+Every kernel file starts with `from pkv._triton import tl, triton`. So `import pkv`, planning and drawing work without
+Triton, and a stage keeps its plan and its kernel in one file.
 
-Triton decides at import time whether kernels are compiled for a GPU or interpreted on the CPU. This module decides it
-first: without a visible GPU it chooses the interpreter. A `TRITON_INTERPRET` set by the user is honoured. One that is
-set here is taken back once Triton has read it: a process that is started from this one chooses for itself.
+Triton decides at import time whether to compile kernels for a GPU or to interpret them on the CPU. This module decides
+before it does: without a visible GPU it chooses the interpreter. It honours a `TRITON_INTERPRET` that the user has set.
+If it sets the variable itself, it removes it once Triton has read it, so that a child process chooses for itself.
 """
 
 import os
@@ -43,7 +43,7 @@ except Exception as error:  # a broken install raises more than ImportError
     MISSING = f"{type(error).__name__}: {error}"
 
     class _StandIn:
-        """Accepts every decorator and attribute; nothing of it can be launched."""
+        """Accepts every decorator and attribute, and fails when a kernel is launched."""
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__"):
@@ -62,33 +62,34 @@ except Exception as error:  # a broken install raises more than ImportError
 def _interpreted() -> bool:
     if MISSING:
         return False
-    # What counts is how Triton's own library (tl.sum, tl.max, ...) was decorated, not what the variable says now.
+    # How Triton's own library (tl.sum, tl.max, ...) was decorated decides, not the variable's present value.
     return type(tl.sum).__name__ == "InterpretedFunction"
 
 
 INTERPRETED = _interpreted()
 if INTERPRETED:
     replace_builtins_once_a_launch(sys.modules[type(tl.sum).__module__], tl)
-    triton.knobs.runtime.interpret = True  # for kernels to come, whatever the variable says then; it sets that, too
+    triton.knobs.runtime.interpret = True  # later kernels are interpreted too; this line also sets the variable
 if _SET_BY_USER is None:
     os.environ.pop(_VARIABLE, None)
 else:
     os.environ[_VARIABLE] = _SET_BY_USER
 
 MOST_COMPILED = 4096
-MOST_PARTS = 16  # functions of others: each time that a learner's file is read anew, it makes another
+MOST_PARTS = 16  # users' functions; a learner's file makes a new one each time it is read
 _compiled: dict[Any, Any] = {}  # (kernel, signature, constants) -> what Triton compiled for them
 
 
 def launch_kernel(
     kernel: Any, n_programs: int, args: tuple[Any, ...], constants: tuple[Any, ...], signature: Any, **options: Any
 ) -> None:
-    """kernel[(n_programs,)](*args, *constants, **options), on the current device.
+    """Launch kernel[(n_programs,)](*args, *constants, **options) on the current device.
 
-    Triton finds out for every argument of every launch what it would compile for: some 20 us of the host's time. What
-    that depends on is in `signature` (see KernelArgs), the device first, then a function of somebody else's that is
-    among the arguments, or None; so it is asked once, and what it has compiled is launched from then on, without
-    calling profilers' hooks. signature None: it is asked each time. options: must follow from the rest.
+    At every launch Triton works out, argument by argument, which compiled kernel fits: some 20 us of the host's time.
+    Its choice depends on `signature` alone (see KernelArgs): the device first, then a user's function among the
+    arguments, or None, then the rest. So Triton is asked once per signature. Later launches take the compiled kernel
+    directly, without profilers' hooks. With signature None Triton is asked each time. options must follow from the
+    other arguments.
     """
     if INTERPRETED or signature is None:
         kernel[(n_programs,)](*args, *constants, **options)
@@ -97,7 +98,7 @@ def launch_kernel(
     known = _compiled.get(key)
     if known is None:
         compiled = kernel[(n_programs,)](*args, *constants, **options)
-        if len(_compiled) >= MOST_COMPILED:  # strides that differ at every step
+        if len(_compiled) >= MOST_COMPILED:  # as when strides differ at every step
             _compiled.clear()
         forget_parts_beyond(signature[1])
         _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
@@ -108,14 +109,14 @@ def launch_kernel(
 
 
 def forget_parts_beyond(part: Any) -> None:
-    """Make room for `part`, a function of somebody else's, or None: of those, the last MOST_PARTS are remembered.
+    """Make room for `part`, a user's function or None: only the last MOST_PARTS of these are remembered.
 
-    A function is told from another by being the same object, which lives as long as it is remembered: two versions of
-    one file never meet, however alike their names.
+    Functions are compared by identity, and each lives as long as it is remembered. So two versions of one file are
+    never confused, however alike their names.
     """
     if part is None:
         return
-    keys = list(_compiled)  # other threads launch, too
+    keys = list(_compiled)  # a copy, because other threads launch too
     others = [one for one in dict.fromkeys(signature[1] for _, signature, _ in keys) if one not in (None, part)]
     if len(others) >= MOST_PARTS:
         for key in keys:
@@ -124,7 +125,7 @@ def forget_parts_beyond(part: Any) -> None:
 
 
 def why_not_launchable(device: torch.device) -> str | None:
-    """Why a kernel cannot run on tensors of `device`, with the remedy; None where it can."""
+    """Say why a kernel cannot run on tensors of `device`, and the remedy; None if it can."""
     if MISSING:
         return (
             f"pkv's kernels need Triton, and importing it failed ({MISSING}). Install it with `pip install triton` "
@@ -154,7 +155,7 @@ def why_not_launchable(device: torch.device) -> str | None:
 
 
 def require_launchable(device: torch.device) -> None:
-    """Raise a clear error where a kernel cannot run on tensors of `device`."""
+    """Raise an error with the remedy if a kernel cannot run on tensors of `device`."""
     reason = why_not_launchable(device)
     if reason is not None:
         raise (TypeError if GPU_VISIBLE and not MISSING else RuntimeError)(reason)

@@ -1,4 +1,4 @@
-"""Every check of q, cache, out, scale and a plan: made once, at the door, before any launch.
+"""Checks of q, cache, out, scale and plan, each made once per call and before any launch.
 
 Each error names the argument, the row where there is one, and what to do.
 """
@@ -19,11 +19,11 @@ from pkv.wording.counts import count_of
 
 KERNEL_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 LARGEST_PAGE = 2**30  # tokens
-LARGEST_SCALE = 1e38  # times log2(e) it must still be an fp32 number
+LARGEST_SCALE = 1e38  # multiplied by log2(e) it must still fit fp32
 
 
 def resolve_scale(scale: float | None, head_dim: int) -> float:
-    """None means 1 / sqrt(head_dim); 0.0 is a scale."""
+    """Return the scale as a float: None means 1 / sqrt(head_dim), while 0.0 is a scale like any other."""
     if scale is None:
         return 1.0 / math.sqrt(head_dim)
     if isinstance(scale, bool) or not isinstance(scale, numbers.Real) or not abs(scale) <= LARGEST_SCALE:
@@ -33,7 +33,7 @@ def resolve_scale(scale: float | None, head_dim: int) -> float:
 
 
 def check_kernel_shape(shape: Shape) -> None:
-    """What the kernels cannot do, though the reference can."""
+    """Raise for a shape that the kernels cannot decode, though stage reference can."""
     if shape.head_dim > LARGEST_HEAD_DIM:
         raise ValueError(
             f"head_dim = {shape.head_dim} is above {LARGEST_HEAD_DIM}, the most the kernels take; use stage='reference'"
@@ -45,7 +45,7 @@ def check_kernel_shape(shape: Shape) -> None:
 
 
 def check_arrays(q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None) -> None:
-    """q, cache and out fit each other: types, ranks, sizes, dtypes, devices."""
+    """Raise unless q, cache and out fit each other in type, rank, size, dtype and device."""
     if not isinstance(cache, PagedKVCache):
         raise TypeError(f"cache must be a pkv.PagedKVCache, got {type(cache).__name__}")
     refuse_tracers("decoding", q=q, out=out, k_pages=cache.k_pages, v_pages=cache.v_pages, lengths=cache.lengths)
@@ -86,7 +86,7 @@ def check_arrays(q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None)
 
 
 def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
-    """Writing `out` changes nothing else, and nothing else changes `out`."""
+    """Raise unless `out` is plain memory of its own, whose elements overlap neither each other nor the cache."""
     if out.requires_grad or out.is_neg():
         kind = "requires grad" if out.requires_grad else "is a lazily negated view"
         raise ValueError(
@@ -105,17 +105,17 @@ def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do the address ranges of two tensors of one device meet? Interleaved views count as meeting."""
+    """True if the address ranges of two tensors on one device overlap. Interleaved views count as overlapping."""
     return overlap(address_range(a), address_range(b))
 
 
 def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """Do two ranges (begin, end) have anything in common?"""
+    """True if two half-open ranges (begin, end) overlap."""
     return a[0] < b[1] and b[0] < a[1]
 
 
 def address_range(x: torch.Tensor) -> tuple[int, int]:
-    """Where a tensor's memory begins, and where it ends; (0, 0) where it has none."""
+    """Return the addresses (begin, end) of a tensor's memory in bytes; (0, 0) if it has no elements."""
     begin, size = x.data_ptr(), x.nbytes
     if not size:
         return 0, 0
@@ -125,7 +125,7 @@ def address_range(x: torch.Tensor) -> tuple[int, int]:
 
 
 def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) -> None:
-    """The plan was made for these sizes and, as far as the host can know, for these lengths."""
+    """Raise unless the plan was made for these sizes and, as far as the host can tell, for these lengths."""
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a pkv.Plan, got {type(plan).__name__}")
     shape = Shape.of(q, cache)

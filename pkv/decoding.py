@@ -1,4 +1,4 @@
-"""plan, run, decode: the door, and the only dispatch to stages.
+"""plan, run and decode: the library's entry points, and the only place that picks a stage.
 
 q, cache -> stage.plan(lengths, shape) -> Plan -> stage.launch(q, cache, plan, ...) -> out, lse
 """
@@ -30,7 +30,7 @@ from pkv.step import kind_of_call, remember_call, repeat_call
 from pkv.wording.checks import LONGEST_ROW, Ints
 
 DEFAULT_STAGE = "stream_k"  # the best stage that needs nothing from the host
-# Of decode(): in the interpreter programs run one after another, and stream_k has as many as a GPU, each with a search.
+# For decode(). The interpreter runs programs one after another, and stream_k has a GPU's number, each with a search.
 DEFAULTS = ("row_local", "workqueue") if INTERPRETED else (DEFAULT_STAGE, "row_local", "workqueue")
 LARGEST_GRID = 2**31 - 1
 RUN_ARGUMENTS = ("scale", "out", "check", "parts")
@@ -39,7 +39,7 @@ NO_GRADIENT = (
     "needed; where one is, use torch.nn.functional.scaled_dot_product_attention."
 )
 SOUND = Memory()  # plans that pkv.plan made, or pkv.run has checked
-_said: set[str] = set()  # warnings that a process gives once
+_said: set[str] = set()  # warnings that were given already: each is given once per process
 
 
 def plan(
@@ -50,12 +50,13 @@ def plan(
     parts: Parts | None = None,
     **options: Any,
 ) -> Plan:
-    """Decide who does which tiles, without a GPU.
+    """Decide which program does which tiles. Needs no GPU.
 
-    lengths: tokens per row, ints or an int tensor (a GPU tensor is copied to the host once). shape: see Shape, or
-    Shape.of(q, cache). stage: stream_k by default, the best on a GPU, wherever this runs. Options by stage, e.g.
-    split_kv: splits= (per row), tile= (tokens), gpu= (a profile's name or a GpuProfile: decides default splits; default
-    the GPU at hand, else "rtx3060"). parts: whose `plan` to ask in the place of stage workqueue's own.
+    lengths [n_rows]: tokens per row, ints or an int tensor (a GPU tensor is copied to the host once). shape: see Shape;
+    Shape.of(q, cache) makes one. stage: stream_k by default, the best on a GPU, wherever this runs. Options depend on
+    the stage. split_kv, for example, takes splits= (per row), tile= (tokens) and gpu= (a profile's name or a
+    GpuProfile, which decides the default splits; by default the GPU at hand, else "rtx3060"). parts: its `plan`, if it
+    has one, replaces stage workqueue's own.
     Raises ValueError / TypeError for an unknown stage or option, bad lengths, splits < 1.
 
     >>> print(plan([5, 40], Shape(4, 2, 64, 4, "float16"), "row_local", splits=2, gpu="rtx3060").items.tolist())
@@ -96,15 +97,15 @@ def run(
     parts: Parts | None = None,
     **unknown: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Execute a plan: attention of one token per row over the row's cached tokens.
+    """Execute a plan: attention of one query token per row over the row's cached tokens.
 
-    q [n_rows, n_q_heads, head_dim] in the cache's dtype. scale: of the scores, None = 1 / sqrt(head_dim). out: where to
-    write the result, any strides, q's shape and dtype. check: also check values that lie on a GPU (lengths, block
-    table), which waits for the GPU; values on the CPU are always checked. parts: somebody else's functions in the place
-    of ours; one with a `plan` must have made this plan, by pkv.plan(..., parts=parts).
+    q [n_rows, n_q_heads, head_dim] in the cache's dtype. scale: the factor of the scores, None = 1 / sqrt(head_dim).
+    out: a tensor to write the result to, of q's shape and dtype, with any strides. check: also check values that lie on
+    a GPU (lengths, block table), which waits for the GPU; values on the CPU are always checked. parts: your functions,
+    which replace pkv's own. If they include a `plan`, pkv.plan(..., parts=parts) must have made this plan.
     Returns out [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads] (fp32, natural log). A row without tokens
-    gives 0 and -inf. Neither carries a gradient, whatever requires one. Another thread that changes the rows of a cache
-    that owns its pages waits meanwhile.
+    gives out 0 and lse -inf. Neither carries a gradient, even if an input requires one. If the cache owns its pages,
+    another thread that wants to change its rows waits until this call returns.
     Raises ValueError / TypeError, naming the argument and the row, before any launch.
     """
     for name in unknown:
@@ -126,7 +127,7 @@ def _run(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float | None, out: torch.Tensor | None, check: bool,
     parts: Parts | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """run(), with arguments that fit each other."""
+    """Do the work of run(), with arguments that have been checked against each other."""
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, cache.k_pages, cache.v_pages)):
         _say_once(NO_GRADIENT)
     if check or q.device.type == "cpu":
@@ -138,7 +139,7 @@ def _run(
     if plan.family is not Family.TORCH:
         require_launchable(q.device)
     if q.is_neg() or (out is not None and may_overlap(q, out)):
-        q = q.clone()  # plain memory, which no program reads after another has written it
+        q = q.clone()  # into plain memory that `out` does not share: no program reads what another has overwritten
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     lse = torch.empty(q.shape[:2], dtype=torch.float64 if q.dtype == torch.float64 else torch.float32, device=q.device)
     if not plan.has_tokens:  # nothing to read: no launch
@@ -161,7 +162,10 @@ def _say_once(text: str) -> None:
 
 
 def check_items(plan: Plan) -> None:
-    """A plan from elsewhere (JSON, dataclasses.replace) is sound, and its items are those that the kernel will find."""
+    """Raise ValueError unless a plan from elsewhere (JSON, dataclasses.replace) is valid and fits its kernel.
+
+    It fits if its items are the ones that the kernel will find.
+    """
     plan.validate()
     fault: str | None
     if plan.fallback is not None and (plan.family is not Family.FLASHINFER or plan.fallback not in OWN):
@@ -187,17 +191,19 @@ def decode(
     parts: Parts | None = None,
     **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one token per row over a paged KV cache: plan and run in one call.
+    """Attention of one query token per row over a paged KV cache: plan and run in one call.
 
-    q [n_rows, n_q_heads, head_dim]; see run() for scale, out and check, plan() for options. stage None: the best where
-    it runs, stream_k on a GPU and row_local in Triton's interpreter. stream_k needs nothing from the host, so there is
-    no synchronisation, and it is safe to capture in a CUDA graph (call once before capture, so that kernels are
+    q [n_rows, n_q_heads, head_dim]; see run() for scale, out and check, plan() for options. stage None: the best stage
+    for the device, stream_k on a GPU and row_local in Triton's interpreter. stream_k needs nothing from the host, so it
+    does not synchronise, and it is safe to capture in a CUDA graph (call once before capture, so that kernels are
     compiled). Stages planned on the host use cache.host_lengths, or copy the lengths from the GPU once per call. parts:
-    somebody else's tile loop, merge or schedule in the place of ours (see pkv.Parts); stage None is then the best stage
-    that takes them. Returns out, or (out, lse) with return_lse; neither carries a gradient, whatever requires one.
+    your tile loop, merge or schedule, which replaces pkv's own (see pkv.Parts); stage None is then the best stage that
+    takes them. Returns out [n_rows, n_q_heads, head_dim], or (out, lse [n_rows, n_q_heads]) with return_lse; neither
+    carries a gradient, even if an input requires one.
 
-    torch.compile runs it between two graphs. Threads may call it at once, and while others change the cache. What
-    records or transforms torch's calls (jit.trace, make_fx, export, vmap, grad) is refused by name.
+    torch.compile breaks its graph here and calls this function eagerly. Several threads may call it at once, also while
+    others change the cache. Tools that record or transform torch's calls (jit.trace, make_fx, export, vmap, grad) are
+    refused by name.
     """
     if is_traced():
         refuse_tracers("decoding")
@@ -216,7 +222,7 @@ def decode(
 def _plan_for(
     q: torch.Tensor, cache: PagedKVCache, stage: str | None, check: bool, parts: Parts | None, options: dict[str, Any]
 ) -> tuple[Plan, Parts | None]:
-    """The plan of a decode() of arguments that fit each other, and the parts that its stage takes."""
+    """Make the plan for a decode() whose arguments have been checked, and return it with the parts its stage takes."""
     shape, name = Shape.of(q, cache), DEFAULTS[0] if stage is None else stage
     if parts is not None:
         name = first_stage_taking(parts, DEFAULTS, TAKES) if stage is None else stage
@@ -237,9 +243,9 @@ def _plan_for(
 
 
 def rounded_up(capacity: int) -> int:
-    """Above 1,024 tokens, to one of 16 sizes between a power of two and the next.
+    """Round a capacity above 1,024 tokens up to one of the 16 sizes between a power of two and the next.
 
-    So tables that are wider at each step of a server share a few plans.
+    A server's table may grow at each step; rounded capacities let it share a few plans.
 
     >>> rounded_up(1000), rounded_up(65_536), rounded_up(65_552)
     (1000, 65536, 69632)
@@ -250,5 +256,5 @@ def rounded_up(capacity: int) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _capacity_plan(n_rows: int, capacity: int, shape: Shape, stage: str, **options: Any) -> Plan:
-    """A plan for rows of any length up to the table's capacity; the kernels read the true lengths."""
+    """Make a plan for rows of any length up to the table's capacity (in tokens); the kernels read the true lengths."""
     return plan([min(capacity, LONGEST_ROW)] * n_rows, shape, stage=stage, dynamic=True, **options)

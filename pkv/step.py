@@ -1,9 +1,10 @@
-"""A decode step of a kind that came before: what its first call found out is not found out again.
+"""Repeated decode steps: a call of a kind that was seen before skips the checks and goes straight to the kernels.
 
-Checks, plan, scale and most arguments of the kernels depend on the kind of a call: sizes, strides, types, devices,
-alignment. They do not depend on what the tensors hold. decode() finds it all out in its first call, on the host, which
-takes longer than many steps take on the GPU. Later calls of the same kind go from here to the kernels. What may differ
-between two calls of a kind is looked at in each: which GPU is the current one, and what lies where `out` does.
+The kind of a call is its sizes, strides, types, devices and alignment. The checks, the plan, the scale and most kernel
+arguments depend on the kind alone, not on what the tensors hold. The first call of a kind works them out on the host,
+which takes longer than many steps take on the GPU, and they are kept here. Later calls of the kind launch the kernels
+from here. Two things may still differ between calls of one kind, so every call looks at them: which GPU is the current
+one, and whether `out` overlaps other memory.
 """
 
 from collections.abc import Callable, Hashable
@@ -20,13 +21,13 @@ from pkv.plans.plan import Plan
 from pkv.runtime.memory import Memory
 from pkv.stages import REPEATED
 
-KINDS = Memory()  # of a cache: {kind of a call: RepeatedCall}
-MOST_KINDS = 64  # of calls with one cache
-GPU = "cuda"  # the type of devices for which anything is kept
+KINDS = Memory()  # for each cache: {kind of a call: RepeatedCall}
+MOST_KINDS = 64  # kept for one cache
+GPU = "cuda"  # calls are kept for devices of this type only
 
 
 class RepeatedCall(NamedTuple):
-    """What calls of a kind have in common. q_bytes, out_bytes: from a tensor's first byte to its last."""
+    """What all calls of one kind share. q_bytes, out_bytes: the bytes from a tensor's first to its last."""
 
     launch: Callable[[KernelArgs], None]
     args: KernelArgs
@@ -38,7 +39,7 @@ class RepeatedCall(NamedTuple):
 def kind_of_call(
     q: torch.Tensor, cache: PagedKVCache, stage: str | None, scale: float | None, out: torch.Tensor | None
 ) -> Hashable | None:
-    """All that the checks and the kernels' arguments depend on; None for what must be looked at more closely."""
+    """Return all that the checks and the kernel arguments depend on; None if the call must go through the checks."""
     if (
         type(cache) is not PagedKVCache
         or type(scale) not in (float, type(None))
@@ -53,9 +54,9 @@ def kind_of_call(
             alignment = x.data_ptr() % COPY_BYTES
             of_tensors.append((x.shape, x.stride(), x.dtype, x.device, alignment, x.requires_grad))
         places = addresses_of_cache(cache)
-    except RuntimeError:  # what outlived a torch.func.grad, say, has no address
+    except RuntimeError:  # a tensor that has outlived a torch.func.grad, for example, has no address
         return None
-    wants_grad = q.requires_grad and torch.is_grad_enabled()  # of which the caller is warned
+    wants_grad = q.requires_grad and torch.is_grad_enabled()  # the caller is warned of it
     return stage, scale, gpu_of(q.device), places, wants_grad, *of_tensors
 
 
@@ -63,16 +64,16 @@ def remember_call(
     kind: Hashable, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor,
     lse: torch.Tensor,
 ) -> None:  # fmt: skip
-    """Keep with the cache what a call that went well has found out, where its stage's launch can be repeated."""
+    """Keep what a successful call has worked out, with the cache, if its stage's launch can be repeated."""
     stage = REPEATED.get(plan.stage)
     if INTERPRETED or stage is None or not (plan.dynamic and plan.has_tokens):
         return
     ready = KINDS.of(cache)
-    if kind in ready:  # it went the long way all the same: `out` lies over q, say
+    if kind in ready:  # known, but this call could not use it: `out` overlaps q, for example
         return
     args = stage.arguments(q, cache, plan, scale, out, lse).without_tensors()
-    moved = any(known.args.cache is not args.cache for known in list(ready.values()))  # the old memory is let go
-    if moved or len(ready) >= MOST_KINDS:  # or strides differ at every step
+    moved = any(known.args.cache is not args.cache for known in list(ready.values()))  # then release the old memory
+    if moved or len(ready) >= MOST_KINDS:  # full, as when strides differ at every step
         ready.clear()
     ready[kind] = RepeatedCall(
         stage.launcher(plan, cache.capacity),
@@ -84,7 +85,7 @@ def remember_call(
 
 
 def n_bytes_spanned(x: torch.Tensor) -> int:
-    """Bytes from a tensor's first to its last."""
+    """Return the bytes that a tensor spans, from its first to its last."""
     begin, end = address_range(x)
     return end - begin
 
@@ -92,7 +93,7 @@ def n_bytes_spanned(x: torch.Tensor) -> int:
 def repeat_call(
     kind: Hashable | None, q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """out and lse of a call of a kind that is known; None where it must go the long way. Nothing is launched then."""
+    """Decode a call of a known kind and return (out, lse); None, with nothing launched, if it must be checked anew."""
     ready: RepeatedCall | None = None if kind is None else KINDS.known(cache).get(kind)
     if ready is None or q.device.index != torch.cuda.current_device():
         return None

@@ -1,1 +1,1 @@
-"""The paged KV cache: pool.py says who owns which page, paged.py is the cache itself."""
+"""The paged KV cache: paged.py is the cache itself, pool.py keeps track of which row owns which page."""

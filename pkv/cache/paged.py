@@ -1,4 +1,4 @@
-"""The paged KV cache: K and V live in a pool of fixed-size pages, and a block table says which pages make up a row.
+"""The paged KV cache: a pool of fixed-size pages holds K and V, and a block table lists the pages of each row.
 
 Example, page size 4, lengths 3 and 10 (`PagedKVCache.from_dense(k, v, [3, 10], page_size=4)`):
 
@@ -25,40 +25,41 @@ from pkv.runtime.tracers import refuse_tracers
 from pkv.wording.checks import Ints, at_least, check_tensor, dtype_named, host_ints
 from pkv.wording.counts import count_of
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 serves the reference only
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 is for the reference only
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
 NOT_OWNED = """this cache was built from tensors and does not own its pages: write pages, block_table and lengths \
 yourself, or build the cache with PagedKVCache.empty or PagedKVCache.from_dense"""
 
 
 class PagedKVCache:
-    """K and V of a batch of rows in pages, with the table that finds them.
+    """K and V of a batch of rows, stored in pages, with the block table that finds them.
 
     k_pages, v_pages: [n_pages, page_size, n_kv_heads, head_dim] for layout "NHD", [n_pages, n_kv_heads, page_size,
     head_dim] for "HND"; float16, bfloat16 or float32 (float64 for the reference); any strides. block_table: int32
     [n_rows, max_pages], page ids. lengths: int32 [n_rows], tokens. All on one device; nothing is copied.
 
-    host_lengths: the same lengths where Python can read them, for planning without waiting for a GPU. Pass them if you
+    host_lengths: int [n_rows], the same lengths on the host, so that planning need not wait for a GPU. Pass them if you
     know them; `validate()` checks that they agree.
 
-    A cache built here reads tensors that someone else manages. `empty` and `from_dense` build one that owns its pages
-    and can `add`, `append`, `fork` and `free` rows. Each of these succeeds, or raises ValueError with nothing changed;
-    it does not wait for a GPU, and adds 1 to `version`. They run on the host: do not capture them in a CUDA graph. They
-    store numbers, not where these come from: no gradient flows back.
+    This constructor makes a cache over tensors that someone else manages. `empty` and `from_dense` make one that owns
+    its pages and can `add`, `append`, `fork` and `free` rows. Each of these methods either succeeds or raises
+    ValueError with nothing changed. It does not wait for a GPU, and it adds 1 to `version`. The methods run on the
+    host: do not capture them in a CUDA graph. They store values only: no gradient flows back through them.
 
-    Threads may change, read and decode it at once; each waits for its turn (on a GPU until the one before has launched:
-    streams are the caller's to order). For several reads that must agree, a pickle or a copy, hold changes back by
-    `with cache.unchanged():`. A child of os.fork() refuses a cache that was just then being changed.
+    Several threads may change, read and decode one cache; each waits for its turn. On a GPU a turn ends when its work
+    has been launched: the caller orders the streams. To make several reads agree, or to pickle or copy the cache, keep
+    changes out by `with cache.unchanged():`. If a process forks while another thread changes the cache, the child
+    refuses to use it.
 
-    A change takes as long as what it changes, whatever the size of the pool. It refuses to build on tables that were
-    edited in place: at all, if torch counts the edit (`cache.lengths += 1`); on a CPU also behind torch's back (by
-    `.numpy()`, or a kernel of your own), in any length, in the last page of each row that `append` extends, or in any
-    page of the row that `fork` or `free` is given.
+    The time of a change depends on what it changes, not on the size of the pool. A change is refused if the tables were
+    edited in place. Every edit that torch counts (`cache.lengths += 1`) is noticed. On a CPU so are edits that torch
+    does not see (by `.numpy()`, or a kernel of your own), if they lie in any length, in the last page of a row that
+    `append` extends, or in any page of the row that `fork` or `free` is given.
 
     Raises TypeError or ValueError naming the argument and the remedy. Values are checked by `validate()`.
     """
 
-    _pool: PagePool | None = None  # keeps pages, table and lengths of a cache that owns them
+    _pool: PagePool | None = None  # the pages, table and lengths of a cache that owns them
 
     def __init__(
         self,
@@ -103,10 +104,10 @@ class PagedKVCache:
         device: torch.device | str = "cpu",
         layout: str = "NHD",
     ) -> PagedKVCache:
-        """A cache that owns `n_pages` free pages, and `max_rows` rows that are inactive (length 0) until added.
+        """Make a cache that owns `n_pages` free pages and `max_rows` rows, each inactive (length 0) until it is added.
 
-        max_pages: table columns, so a row holds at most max_pages * page_size tokens; by default a row may take the
-        whole pool.
+        max_pages: columns of the block table. A row holds at most max_pages * page_size tokens; by default a row may
+        take the whole pool.
         """
         n_pages, page_size = at_least(1, "n_pages", n_pages), at_least(1, "page_size", page_size)
         n_kv_heads, head_dim = at_least(1, "n_kv_heads", n_kv_heads), at_least(1, "head_dim", head_dim)
@@ -128,11 +129,11 @@ class PagedKVCache:
         max_pages: int | None = None,
         max_rows: int | None = None,
     ) -> PagedKVCache:
-        """An owned cache with the first lengths[i] tokens of row i of k, v [n_rows, max_len, n_kv_heads, head_dim].
+        """Make an owning cache from k, v [n_rows, max_len, n_kv_heads, head_dim]: of row i the first lengths[i] tokens.
 
-        seed: shuffle the page ids with it (torch's global generator is untouched). By default there are exactly as many
-        pages, columns and rows as needed. More of them leave room for `append`, `add` and `fork`; free pages bring as
-        many columns unless max_pages says otherwise. Lengths on a GPU are copied to the host first.
+        seed: shuffles the page ids (torch's global generator is not touched). By default the cache has exactly as many
+        pages, columns and rows as it needs. More of them leave room for `append`, `add` and `fork`; the table gets one
+        more column for each free page unless max_pages is given. Lengths on a GPU are copied to the host first.
         """
         known = host_ints("lengths", lengths)
         check_tensor("k", k, (known.size, "max_len", "n_kv_heads", "head_dim"))
@@ -161,9 +162,9 @@ class PagedKVCache:
         return cache
 
     def add(self, k: Tensor, v: Tensor) -> int:
-        """Store a new row, k and v [len, n_kv_heads, head_dim] (len 0 is a row too), and return its number.
+        """Store k and v [len, n_kv_heads, head_dim] as a new row and return its number; len may be 0.
 
-        Raises ValueError if there is no free row, or too few free pages or table columns.
+        Raises ValueError if no row is free, or if pages or table columns are too few.
         """
         with self._changing("add") as pool:
             self._check_new_tokens(k, v, "len")
@@ -174,10 +175,10 @@ class PagedKVCache:
             return row
 
     def append(self, k: Tensor, v: Tensor, rows: Ints | None = None) -> None:
-        """Add one token to each of `rows`, k and v [len(rows), n_kv_heads, head_dim], in place.
+        """Append one token to each of `rows`, in place: k and v [len(rows), n_kv_heads, head_dim].
 
-        Without `rows`: k and v [n_rows, n_kv_heads, head_dim], and inactive rows are skipped. Raises ValueError if a
-        row repeats, is inactive or is full, or if there are too few free pages. `rows` on a GPU are copied to the host.
+        Without `rows`, k and v are [n_rows, n_kv_heads, head_dim], and inactive rows are skipped. Raises ValueError if
+        a row repeats, is inactive or is full, or if free pages are too few. `rows` on a GPU are copied to the host.
         """
         with self._changing("append") as pool:
             if rows is None:
@@ -200,7 +201,7 @@ class PagedKVCache:
                 self._publish(pool, growing, (pool.lengths[growing] - 1) // self.page_size)
 
     def fork(self, row: int) -> int:
-        """Copy `row` to a new row and return its number: full pages are shared, a partial last page is copied.
+        """Copy `row` to a new row and return its number. Full pages are shared; a partial last page is copied.
 
         Raises ValueError if `row` is inactive, or no row or page is free.
         """
@@ -218,7 +219,7 @@ class PagedKVCache:
             return child
 
     def free(self, row: int) -> None:
-        """Give `row` and its pages back; pages that a fork shares stay. Raises ValueError if `row` is inactive."""
+        """Free `row` and its pages, except pages that a fork shares. Raises ValueError if `row` is inactive."""
         with self._changing("free") as pool:
             row = self._check_row(row)
             columns = pool.columns_of(row)
@@ -228,12 +229,12 @@ class PagedKVCache:
 
     @property
     def k_nhd(self) -> Tensor:
-        """k_pages in NHD order whatever the layout: everybody, kernels too, takes shapes and strides from this view."""
+        """k_pages as a view in NHD order, whatever the layout; all code, kernels too, takes shape and strides from it."""
         return self.k_pages if self.layout == "NHD" else self.k_pages.transpose(1, 2)
 
     @property
     def v_nhd(self) -> Tensor:
-        """v_pages in NHD order."""
+        """v_pages as a view in NHD order, whatever the layout."""
         return self.v_pages if self.layout == "NHD" else self.v_pages.transpose(1, 2)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -247,21 +248,22 @@ class PagedKVCache:
 
     @property
     def n_free_pages(self) -> int | None:
-        """Pages left for `add`, `append` and `fork`; None for a cache that does not own its pages."""
+        """Number of free pages, for `add`, `append` and `fork`; None for a cache that does not own its pages."""
         return None if self._pool is None else len(self._pool.free_pages)
 
     @property
     def active_rows(self) -> list[int]:
-        """Rows in use, those that `append` extends; every row of a cache that does not own its pages."""
+        """Rows in use, which `append` extends by default; every row of a cache that does not own its pages."""
         return list(range(self.n_rows)) if self._pool is None else np.flatnonzero(self._pool.active).tolist()
 
     @property
     def host_lengths(self) -> np.ndarray | None:
-        """The lengths as a read-only int32 copy, or None where only the GPU knows them. Never waits for a GPU.
+        """The lengths as a read-only int32 copy [n_rows], or None if only the GPU knows them. Never waits for a GPU.
 
-        On a CPU they are read from `lengths`. On a GPU they are those given, or kept by this cache's own methods, until
-        `lengths` is edited in place. An edit that torch does not count goes unnoticed: by a replayed CUDA graph, by a
-        kernel of your own, or to a tensor made in inference mode. Give no host_lengths for lengths edited that way.
+        On a CPU they are read from `lengths`. On a GPU they are the ones that were given, or that this cache's own
+        methods keep, until `lengths` is edited in place. An edit that torch does not count goes unnoticed: an edit by a
+        replayed CUDA graph, by a kernel of your own, or of a tensor made in inference mode. Do not pass host_lengths if
+        you edit lengths that way.
         """
         refuse_tracers("host_lengths", lengths=self.lengths)
         with self.unchanged():
@@ -276,7 +278,10 @@ class PagedKVCache:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """`with cache.unchanged():` other threads wait before they change the rows of a cache that owns its pages."""
+        """Keep the rows as they are: inside `with cache.unchanged():`, other threads wait before they change a row.
+
+        Only a cache that owns its pages can be changed.
+        """
         pool = self._pool
         if pool is None:
             yield
@@ -290,7 +295,7 @@ class PagedKVCache:
             yield
 
     def validate(self) -> None:
-        """Check the values of lengths, host_lengths and used table entries; waits for a GPU.
+        """Check the values of lengths, host_lengths and the used entries of the block table; waits for a GPU.
 
         Raises ValueError such as "lengths[3] = 70 needs 5 pages of 16, block table has 4: ...".
         """
@@ -301,9 +306,9 @@ class PagedKVCache:
             self._check_entries(pages_used(lengths, self.page_size, self.max_pages))
 
     def gather(self, row: int) -> tuple[Tensor, Tensor]:
-        """Copies of the row's k and v [len, n_kv_heads, head_dim], in token order.
+        """Return copies of the row's k and v [len, n_kv_heads, head_dim], in token order.
 
-        On a GPU this waits for it if `host_lengths` is None.
+        Waits for the GPU if `host_lengths` is None.
         """
         with self.unchanged():
             row = self._check_row(row)
@@ -313,11 +318,11 @@ class PagedKVCache:
             return k, v
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The table in FlashInfer's form: int32 (indptr [n_rows + 1], indices [indptr[-1]], last_page_len [n_rows]).
+        """Return the block table as FlashInfer's CSR: indptr [n_rows + 1], indices [indptr[-1]], last_page_len [n_rows].
 
-        Row i has pages indices[indptr[i]:indptr[i + 1]]. A full last page has last_page_len page_size, an empty row no
-        pages and 0. Lengths 3 and 10 with page size 4: ([0, 1, 4], [0, 1, 2, 3], [3, 2]). On a GPU this waits for it
-        if `host_lengths` is None.
+        All are int32. Row i has the pages indices[indptr[i]:indptr[i + 1]]. A full last page has last_page_len
+        page_size; an empty row has no pages and last_page_len 0. Lengths 3 and 10 with page size 4 give ([0, 1, 4],
+        [0, 1, 2, 3], [3, 2]). Waits for the GPU if `host_lengths` is None.
         """
         with self.unchanged():
             lengths, n_used = self._lengths_and_pages(0, self.n_rows)
@@ -328,7 +333,7 @@ class PagedKVCache:
             return ends, self.block_table[row_ids, column_ids], last
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """A cache over converted pages that owns none of them; what needs no conversion is shared, not copied."""
+        """Return a cache over converted tensors, which does not own its pages; unconverted tensors are shared."""
         dtype = None if dtype is None else dtype_named(dtype)
         k_pages, v_pages = (x.to(device=device, dtype=dtype) for x in (self.k_pages, self.v_pages))
         block_table, lengths = (x.to(device=device) for x in (self.block_table, self.lengths))
@@ -357,7 +362,7 @@ class PagedKVCache:
         return "\n".join([*lines, "  ..."] if len(self.active_rows) > 8 else lines)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # `cache.lengths += 1` assigns the same tensor again; another one would escape the checks and captured graphs.
+        # `cache.lengths += 1` assigns the same tensor again. A different one would escape checks and captured graphs.
         if name in FIXED and self.__dict__.get(name, value) is not value:
             raise AttributeError(f"cache.{name} cannot be replaced: write into it, or build a new PagedKVCache")
         super().__setattr__(name, value)
@@ -376,7 +381,7 @@ class PagedKVCache:
 
     @contextmanager
     def _changing(self, method: str) -> Iterator[PagePool]:
-        """The pool, ours alone until the change is done."""
+        """Hold the pool for this thread alone until the change is done; ValueError if it must not be changed."""
         refuse_tracers(method)
         pool = self._pool
         if pool is None:
@@ -384,7 +389,7 @@ class PagedKVCache:
         with self.unchanged():
             edits = self._count_edits()
             is_counted = edits != self._seen_edits
-            if is_counted or self.device.type == "cpu":  # on a GPU only a counted edit is worth waiting for the values
+            if is_counted or self.device.type == "cpu":  # reading values waits for a GPU: only after a counted edit
                 table = self.block_table.cpu().numpy() if is_counted else None
                 pool.check(method, self.lengths.cpu().numpy(), table)
                 self._seen_edits = edits
@@ -397,7 +402,7 @@ class PagedKVCache:
 
     def _write(self, pages: np.ndarray, slots: np.ndarray, k: Tensor, v: Tensor) -> None:
         page_ids, slot_ids = upload(np.stack([pages, slots]).astype(np.int64), self.device)
-        if self.device.type != "meta":  # what is a view of the pages, such as a page to copy, is copied first
+        if self.device.type != "meta":  # k and v that are views of the pages are copied first
             pools = [x.untyped_storage().data_ptr() for x in (self.k_pages, self.v_pages)]
             k, v = (x.clone() if x.untyped_storage().data_ptr() in pools else x for x in (k, v))
         with torch.no_grad():
@@ -405,7 +410,7 @@ class PagedKVCache:
             self.v_nhd[page_ids, slot_ids] = v
 
     def _publish(self, pool: PagePool, rows: int | np.ndarray, columns: np.ndarray) -> None:
-        """Bring these entries of the table and all lengths to the device, in place and without waiting for it."""
+        """Copy these entries of the table and all lengths to the device, in place and without waiting for it."""
         if columns.size:
             entries = [np.broadcast_to(rows, columns.shape), columns, pool.table[rows, columns]]
             row_ids, column_ids, pages = upload(np.stack(entries).astype(np.int64), self.device)
@@ -423,7 +428,7 @@ class PagedKVCache:
         return table, lengths
 
     def _lengths_and_pages(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Lengths and page counts of rows [begin, end); waits for a GPU if the host does not know the lengths."""
+        """Return lengths and page counts of rows [begin, end); waits for a GPU if the host does not know the lengths."""
         refuse_tracers("reading a row's pages", lengths=self.lengths, k_pages=self.k_pages, v_pages=self.v_pages)
         known = self.host_lengths
         lengths = (self.lengths.cpu().numpy() if known is None else known)[begin:end]
@@ -433,7 +438,7 @@ class PagedKVCache:
         return lengths, n_used
 
     def _check_entries(self, n_used: np.ndarray, begin: int = 0) -> None:
-        """Raise if a used table entry of the rows from `begin` on is no page of the pool; waits for a GPU."""
+        """Raise if a used table entry of the rows from `begin` on is not a page of the pool; waits for a GPU."""
         table = self.block_table[begin : begin + len(n_used), : int(n_used.max(initial=0))]
         used = torch.arange(table.shape[1], device=self.device) < upload(n_used, self.device)[:, None]
         bad = (used & ((table < 0) | (table >= self.n_pages))).nonzero()
@@ -464,13 +469,13 @@ def _check_arguments(k_pages: Tensor, v_pages: Tensor, block_table: Tensor, leng
     if 0 in k_pages.shape[1:]:
         raise ValueError(f"k_pages has shape {list(k_pages.shape)}: only the number of pages may be 0")
     check_tensor("v_pages", v_pages, k_pages.shape, k_pages.dtype, k_pages.device)
-    # Converting a table would copy it, and its owner's later edits in place would be lost: refuse.
+    # A table that needs converting is refused: the copy would miss its owner's later edits in place.
     check_tensor("block_table", block_table, ("n_rows", "max_pages"), torch.int32, k_pages.device)
     check_tensor("lengths", lengths, (len(block_table),), torch.int32, k_pages.device)
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """A copy of `array` on `device`, without waiting for a GPU."""
+    """Copy `array` to `device` without waiting for a GPU."""
     copy = torch.from_numpy(np.array(array))
     if device.type == "cuda":
         copy = copy.pin_memory()  # torch waits for the GPU on every copy from pageable memory

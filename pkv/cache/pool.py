@@ -1,7 +1,7 @@
-"""The host's side of paging, in numpy: which pages a row uses, and who owns which page.
+"""The page pool, in numpy on the host: which pages a row uses, and which rows own a page.
 
 Nothing here needs the device, so a cache on a GPU can change its rows without waiting for it. Every method of
-`PagePool` checks first and changes afterwards: an error leaves everything as it was.
+`PagePool` checks before it changes anything, so an error leaves everything as it was.
 
 Example: 4 pages of 4 tokens. `open(10)` gives row 0 pages 0, 1, 2. `fork(0)` gives row 1 pages 0, 1, 3: the two full
 pages are shared (`ref_counts` 2), and page 3 is to receive the 2 tokens of page 2. The pool is now full.
@@ -19,13 +19,16 @@ from pkv.runtime.locks import Lock
 from pkv.wording.checks import LONGEST_ROW
 from pkv.wording.counts import count_of, verb
 
-UNUSED = -1  # what unused table entries hold in an owned cache; never read, but visible when printed
+UNUSED = -1  # held by unused table entries of an owning cache; never read, but visible when printed
 
 
 def pages_used(
     lengths: np.ndarray, page_size: int, max_pages: int, begin: int = 0, name: str = "lengths"
 ) -> np.ndarray:
-    """Pages of each row, int64; ValueError if a length is negative or beyond the table. Rows count from `begin`."""
+    """Return the pages that each row uses, int64 [n_rows]; ValueError for a length that is negative or does not fit.
+
+    Errors number the rows from `begin`.
+    """
     lengths = lengths.astype(np.int64)
     n_used = -(-lengths // page_size)
     bad = np.flatnonzero((lengths < 0) | (n_used > max_pages) | (lengths > LONGEST_ROW))
@@ -43,14 +46,14 @@ def pages_used(
 
 
 def csr_positions(n_used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indptr [n_rows + 1], and the row and column of each used table entry, row after row."""
+    """Return indptr [n_rows + 1], and the row and column of each used table entry [indptr[-1]], row after row."""
     indptr = np.concatenate([[0], np.cumsum(n_used)])
     rows = np.repeat(np.arange(n_used.size), n_used)
     return indptr, rows, np.arange(indptr[-1]) - indptr[rows]
 
 
 def last_page_lengths(lengths: np.ndarray, page_size: int) -> np.ndarray:
-    """Tokens in the last page of each row, as in [1, page_size]: a full page counts page_size, a row of none counts 1.
+    """Return the tokens in each row's last page, in [1, page_size]: page_size for a full page, 1 for an empty row.
 
     >>> last_page_lengths(np.array([3, 8, 0]), page_size=4).tolist()
     [3, 4, 1]
@@ -59,10 +62,10 @@ def last_page_lengths(lengths: np.ndarray, page_size: int) -> np.ndarray:
 
 
 class PagePool:
-    """Free list, reference counts, and the host's copy of block table and lengths.
+    """The free list, the reference counts, and the host's copy of the block table and the lengths.
 
-    lock: held by whoever changes the pool, or relies on it to stay as it is. is_changing: between the beginning and the
-    end of a change; who holds the lock sees it only in a child of a fork that came in between.
+    lock: held by code that changes the pool, or that needs it unchanged. is_changing: True while a change is under way;
+    the holder of the lock finds it True only in a child that was forked during a change.
     """
 
     def __init__(
@@ -77,11 +80,11 @@ class PagePool:
         self.lock, self.is_changing = Lock(), False
 
     def columns_of(self, row: int) -> np.ndarray:
-        """The columns of the table that `row` uses."""
+        """Return the table columns that `row` uses."""
         return np.arange(-(-self.lengths[row] // self.page_size))
 
     def open(self, length: int) -> int:
-        """Activate the lowest free row, with pages for `length` tokens."""
+        """Activate the lowest free row, with pages for `length` tokens, and return its number."""
         row, n_used = self._free_row(), -(-length // self.page_size)
         tokens = f"{count_of(length, 'token')} {verb(length, 'need')}"
         need = f"row {row}: {tokens} {count_of(n_used, 'page')} of {self.page_size}"
@@ -96,7 +99,10 @@ class PagePool:
         return row
 
     def extend(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Lengthen each of `rows` (distinct, active) by a token: its page, its slot, and the rows given a new page."""
+        """Lengthen each of `rows` (distinct, active) by one token; return its page, its slot, and the rows that grew.
+
+        A row grows if it gets a new page.
+        """
         columns, slots = np.divmod(self.lengths[rows], self.page_size)
         overfull = rows[columns == self.max_pages]
         if overfull.size:
@@ -106,7 +112,7 @@ class PagePool:
                 f"{count_of(self.max_pages + 1, 'page')} of {self.page_size}, block table has {self.max_pages}: "
                 f"free the row or build the cache with max_pages > {self.max_pages}"
             )
-        # Only full pages are ever shared, so a row's partial page is its own to write.
+        # Only full pages are ever shared, so a row may write its partial page.
         starting = slots == 0
         growing, n_free = rows[starting], len(self.free_pages)
         if growing.size > n_free:
@@ -117,7 +123,7 @@ class PagePool:
         return self.table[rows, columns], slots, growing
 
     def retract(self, rows: np.ndarray, growing: np.ndarray) -> None:
-        """Take back one `extend` of `rows`, of which `growing` got a new page."""
+        """Undo one `extend` of `rows`, in which the rows `growing` got a new page."""
         self.lengths[rows] -= 1
         columns = self.lengths[growing] // self.page_size
         pages = self.table[growing, columns]
@@ -126,7 +132,7 @@ class PagePool:
         self.table[growing, columns] = UNUSED
 
     def fork(self, row: int) -> int:
-        """Activate a free row that shares the full pages of `row`; a partial last page gets a page of its own."""
+        """Activate a free row that shares the full pages of `row`, with a new page for a partial last one."""
         child, length = self._free_row(), self.lengths[row]
         n_full, n_partial = length // self.page_size, int(length % self.page_size > 0)
         self._require_pages(n_partial, f"row {row}: its fork needs {n_partial} page for the partial last page")
@@ -148,7 +154,7 @@ class PagePool:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Around a change."""
+        """Mark the pool as being changed, inside a `with` block."""
         self.is_changing = True
         try:
             yield
@@ -156,7 +162,7 @@ class PagePool:
             self.is_changing = False
 
     def check(self, method: str, lengths: np.ndarray, table: np.ndarray | None) -> None:
-        """ValueError where `lengths`, or a used entry of `table`, if given, are not the pool's own."""
+        """Raise ValueError if `lengths`, or a used entry of `table` (if it is given), differs from the pool's own."""
         edited = lengths != self.lengths
         if table is not None:
             columns = slice(-(-self.lengths.max(initial=0) // self.page_size))
@@ -165,11 +171,11 @@ class PagePool:
         self._refuse_edited(method, edited)
 
     def check_entries(self, method: str, table: np.ndarray, rows: int | np.ndarray, columns: np.ndarray) -> None:
-        """ValueError where these entries of `table` are not the pool's own."""
+        """Raise ValueError if one of these entries of `table` differs from the pool's own."""
         self._refuse_edited(method, table[rows, columns] != self.table[rows, columns], rows)
 
     def _refuse_edited(self, method: str, edited: np.ndarray, rows: int | np.ndarray | None = None) -> None:
-        """edited [n] of `rows`, by default of all."""
+        """Raise ValueError naming the first row that was edited. edited: bool [n], for `rows`, by default for all."""
         if edited.any():
             row = np.broadcast_to(np.arange(self.n_rows) if rows is None else rows, edited.shape)[edited.argmax()]
             raise ValueError(
@@ -200,7 +206,7 @@ class PagePool:
 
 
 def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:
-    """ValueError naming the first row whose length on the host is not the one in the cache."""
+    """Raise ValueError naming the first row whose length on the host differs from the one in the cache."""
     bad = np.flatnonzero(known != lengths)
     if bad.size:
         row = bad[0]
@@ -209,7 +215,7 @@ def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:
 
 @contextmanager
 def undone_on_error(undo: Callable[[], None]) -> Iterator[None]:
-    """Undo what the pool has noted already if writing the pages fails, for want of memory, say."""
+    """Undo a change of the pool if writing the pages fails, for example for lack of memory."""
     try:
         yield
     except BaseException:

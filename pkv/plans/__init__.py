@@ -1,1 +1,1 @@
-"""Who does which tiles, as data: shapes, cards as values, plans, what plans cost, how they are checked and written."""
+"""Plans as values: which program does which tiles; with shapes, GPU profiles, counters, checks and JSON."""

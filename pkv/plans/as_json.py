@@ -1,4 +1,4 @@
-"""A Plan as JSON, and back. What comes back is checked like any other input."""
+"""A Plan as JSON, and back. JSON that is read back is checked like any other input."""
 
 import json
 from dataclasses import asdict
@@ -12,10 +12,10 @@ from pkv.plans.fields import Family, GridOrder, Merging, PlanFields
 from pkv.plans.gpu import DEFAULT_TILE, Costs, GpuProfile
 from pkv.plans.shape import Shape
 
-FORMAT = 1  # a newer one is refused
+FORMAT = 1  # any other is refused
 FACTS: dict[str, type[Enum]] = {"family": Family, "grid_order": GridOrder, "merging": Merging}
 USUAL: dict[str, Enum] = {"family": Family.PKV, "grid_order": GridOrder.HEADS_FIRST, "merging": Merging.BY_ROW}
-# What a stage's name says in this format: only facts that are others than these are written.
+# In this format a stage's name implies these facts. Facts are written only where they differ from it.
 SAID_BY_NAME: dict[str, dict[str, Enum]] = {
     "reference": {"family": Family.TORCH},
     "flashinfer": {"family": Family.FLASHINFER, "grid_order": GridOrder.ITEMS_FIRST},
@@ -24,7 +24,7 @@ SAID_BY_NAME: dict[str, dict[str, Enum]] = {
 
 
 def plan_to_dict(plan: PlanFields) -> dict[str, Any]:
-    """The plan in JSON's types."""
+    """Return the plan as a dict of JSON's types."""
     said = USUAL | SAID_BY_NAME.get(plan.stage, {})
     return {
         "format": FORMAT,
@@ -48,7 +48,7 @@ def plan_to_dict(plan: PlanFields) -> dict[str, Any]:
 
 
 def fields_from_json(text: str) -> dict[str, Any]:
-    """A Plan's fields, launches still as dicts; ValueError where `text` is no plan, or of a newer format."""
+    """Read a Plan's fields from JSON, launches still as dicts; ValueError if `text` is no plan or of another format."""
     try:
         data = json.loads(text)
         found = data.pop("format")
@@ -83,12 +83,12 @@ def fields_from_json(text: str) -> dict[str, Any]:
 
 
 def no_plan(error: Exception) -> ValueError:
-    """The error that `text` is not a plan's JSON, and why."""
+    """Make the error which says that a text is not a plan's JSON, and why."""
     return ValueError(f"this is not the JSON of a plan ({type(error).__name__}: {error})")
 
 
 def _of_type(wanted: type, name: str, value: Any) -> Any:
-    if type(value) is not wanted:  # a bool is an int to isinstance
+    if type(value) is not wanted:  # isinstance would take a bool for an int
         raise TypeError(f"{name} = {value!r} must be of type {wanted.__name__}")
     return value
 

@@ -1,4 +1,4 @@
-"""What a plan costs, counted without running it."""
+"""Counters of a plan: launches, programs, waves and bytes, counted from the plan without running it."""
 
 from dataclasses import dataclass
 
@@ -11,15 +11,16 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Counters:
-    """What a plan costs, counted without running it. Sizes in MiB (2**20 bytes), for one decode step of one layer.
+    """The counts of one decode step of one layer, made without running it. Sizes are in MiB (2**20 bytes).
 
-    launches: decode and merge kernels. programs: launched, over all KV heads (times Shape.head_blocks where a group is
-    cut); empty_programs: those without a token. waves: programs / (SMs x programs that reside on one SM), both of the
-    plan; a simulation may know of fewer (Costs.programs_per_sm).
-    cta_per_sm: non-empty items x KV heads / SMs (the paper's).
-    useful_kv_mib: K and V of all tokens; padded_kv_mib: bytes of K and V read beyond those.
-    merge_state_mib: non-empty items x n_q_heads x (2 + head_dim) x 4 bytes, the paper's measure, unsplit rows included;
-    merge_moved_mib: what really travels, (1 + head_dim) x 4 bytes per head, written and read, split rows only.
+    launches: decode and merge kernels launched. programs: programs launched over all KV heads (times Shape.head_blocks
+    if a group is cut); empty_programs: those without a token. waves: programs / (SMs x programs that reside on one SM),
+    both as the plan says; a simulation may count on fewer (Costs.programs_per_sm).
+    cta_per_sm: non-empty items x KV heads / SMs (the paper's measure).
+    useful_kv_mib: K and V of all tokens; padded_kv_mib: bytes of K and V that are read beyond those.
+    merge_state_mib: non-empty items x n_q_heads x (2 + head_dim) x 4 bytes, the paper's measure, which includes rows
+    that are not split; merge_moved_mib: what is really moved, (1 + head_dim) x 4 bytes per head, written once and read
+    once, split rows only.
     """
 
     launches: int
@@ -34,7 +35,7 @@ class Counters:
 
 
 def count(plan: PlanFields) -> Counters:
-    """The counters of a plan; see Counters for their definitions."""
+    """Count a plan; see Counters for the definitions."""
     shape = plan.shape
     sizes = plan.items[:, 2].astype(np.int64) - plan.items[:, 1]
     order = np.arange(plan.n_items) if plan.item_order is None else plan.item_order
@@ -51,7 +52,7 @@ def count(plan: PlanFields) -> Counters:
         waves=plan.n_programs * shape.grid_heads / (plan.gpu.n_sms * plan.programs_per_sm),
         cta_per_sm=n_full * shape.n_kv_heads / plan.gpu.n_sms,
         useful_kv_mib=int(plan.lengths.astype(np.int64).sum()) * shape.kv_bytes_per_token / MIB,
-        padded_kv_mib=0.0,  # masked loads: no stage of ours reads past a row's end
+        padded_kv_mib=0.0,  # loads are masked: no stage of pkv's reads past a row's end
         merge_state_mib=n_full * shape.n_q_heads * (2 + shape.head_dim) * 4 / MIB,
         merge_moved_mib=2 * n_moved * shape.n_q_heads * (1 + shape.head_dim) * 4 / MIB,
     )

@@ -1,6 +1,6 @@
-"""What a plan holds: who does which tiles, as data.
+"""The fields of a plan: arrays that say which program does which tokens of which row.
 
-Every stage turns row lengths into a Plan; everything else (launching, timing, drawing, simulating) only reads it.
+A stage turns row lengths into a Plan. Everything else (launching, timing, drawing, simulating) only reads it.
 
 An **item** is (row, begin, end): the half-open token range [begin, end) of one row. KV heads are a grid axis, so each
 item is n_kv_heads work units. Items are ordered by row, and an item's partial state lies at the item's own index:
@@ -27,42 +27,42 @@ Int32Array = npt.NDArray[np.int32]
 
 
 class Family(Enum):
-    """Whose kernels run a plan."""
+    """Whose kernels run a plan: PyTorch's, pkv's or FlashInfer's."""
 
-    TORCH = "torch"  # none of ours: PyTorch computes it
+    TORCH = "torch"  # no kernel of pkv's: PyTorch computes the result
     PKV = "pkv"
     FLASHINFER = "flashinfer"
 
 
 class GridOrder(Enum):
-    """Which programs of a decode launch are neighbours in its grid."""
+    """The axis of a decode launch's grid that runs fastest."""
 
-    HEADS_FIRST = "heads first"  # the heads of one item
-    ITEMS_FIRST = "items first"  # the items of one head
+    HEADS_FIRST = "heads first"  # neighbouring programs take the heads of one item
+    ITEMS_FIRST = "items first"  # neighbouring programs take the items of one head
 
 
 class Merging(Enum):
-    """Which programs a merge launch has."""
+    """How a merge launch divides its work among programs."""
 
-    BY_ROW = "by row"  # one for each query head of a row
-    BY_CUT = "by cut"  # one for each cut between two items of a row, and each grid head
+    BY_ROW = "by row"  # one program for each query head of a row
+    BY_CUT = "by cut"  # one program for each cut between two items of a row, and each grid head
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel launch. A decode launch runs the programs [begin, end) for every KV head, a merge launch its rows."""
+    """One kernel launch: a decode launch runs programs [begin, end) for every KV head, a merge launch merges rows."""
 
     kernel: str  # "decode" or "merge"
-    rows: tuple[int, ...]  # rows it works on, in order
+    rows: tuple[int, ...]  # the rows that it works on, in order
     begin: int = 0
     end: int = 0
-    n_splits: int = 0  # decode: items of each of these rows, 0 where they differ; merge: the most that a row has
+    n_splits: int = 0  # decode: items in each of these rows, 0 if rows differ; merge: the most items that a row has
 
 
 @renew_properties
 @dataclass(frozen=True, eq=False)
 class PlanFields:
-    """The arrays and facts of a Plan, which documents them."""
+    """The fields of a Plan, without its methods; see Plan for what each field means."""
 
     stage: str
     shape: Shape
@@ -106,22 +106,22 @@ class PlanFields:
 
     @cached_property
     def needs_partials(self) -> bool:
-        """True where some row is split, so that states must be kept and merged."""
+        """True if some row is split, so that partial states must be kept and merged."""
         return any(launch.kernel == "merge" for launch in self.launches)
 
     @cached_property
     def has_tokens(self) -> bool:
-        """False where no row has any: then there is nothing to launch."""
+        """True if some row has tokens; otherwise there is nothing to launch."""
         return bool(self.lengths.any())
 
     @cached_property
     def least_bound(self) -> int:
-        """The least of the lengths: with `dynamic`, no row of at most so many tokens can exceed the plan."""
+        """The smallest of the lengths, in tokens: a dynamic plan covers any batch whose rows have at most as many."""
         return int(self.lengths.min(initial=LONGEST_ROW))
 
 
 def int_lengths(lengths: Ints) -> Int32Array:
-    """Row lengths as an int32 array; a GPU tensor is copied once. Errors name the row.
+    """Return row lengths as an int32 array [n_rows]; a GPU tensor is copied once. Errors name the row.
 
     >>> int_lengths([5, 40]).tolist()
     [5, 40]
@@ -133,7 +133,7 @@ def int_lengths(lengths: Ints) -> Int32Array:
 
 
 def offsets_of(counts: npt.NDArray[np.int64]) -> Int32Array:
-    """Where each of so many begins, and where the last ends.
+    """Return offsets [n + 1] from counts [n]: group i is offsets[i] : offsets[i + 1].
 
     >>> offsets_of(np.array([1, 2, 0])).tolist()
     [0, 1, 3, 3]

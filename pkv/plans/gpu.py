@@ -1,4 +1,4 @@
-"""A GPU as a value: how many programs it holds at once, and, where somebody has measured it, what things cost there."""
+"""A GPU as a value: its limits, its number of SMs and, if the card has been measured, the costs of work on it."""
 
 import numbers
 from dataclasses import asdict, dataclass
@@ -8,8 +8,8 @@ from pkv.wording.checks import at_least
 DEFAULT_GPU = "rtx3060"
 TILES = (16, 32, 64)
 DEFAULT_TILE = 16
-MAY_BE_NONE = ("flashinfer_program_gb_per_s", "flashinfer_item_us", "merge_gb_per_s", "sm_gb_per_s")  # of costs
-SLOWEST, LARGEST = 1e-6, 1e9  # of costs: beyond, a simulation would lose its digits
+MAY_BE_NONE = ("flashinfer_program_gb_per_s", "flashinfer_item_us", "merge_gb_per_s", "sm_gb_per_s")  # among the costs
+SLOWEST, LARGEST = 1e-6, 1e9  # bounds of the costs: outside them a simulation would lose digits
 
 
 @dataclass(frozen=True)
@@ -17,11 +17,11 @@ class ArchLimits:
     """Limits of one compute capability, from the CUDA C++ Programming Guide's table of technical specifications."""
 
     shared_per_sm: int  # bytes
-    shared_per_program: int  # bytes, the most one program (thread block) may ask for
+    shared_per_program: int  # bytes, the most that one program (thread block) may request
     threads_per_sm: int
     programs_per_sm: int
     registers_per_sm: int = 65536
-    shared_reserved: int = 1024  # bytes the driver keeps for itself in every program
+    shared_reserved: int = 1024  # bytes that the driver keeps for itself in every program
 
 
 ARCH_LIMITS = {
@@ -35,28 +35,28 @@ ARCH_LIMITS = {
 
 
 def limits_of(arch: int) -> ArchLimits:
-    """Limits of compute capability `arch` (86 = 8.6); an unknown one gets those of the newest older card listed."""
+    """Return the limits of compute capability `arch` (86 = 8.6), or of the next older one if `arch` is not listed."""
     older = [known for known in ARCH_LIMITS if known <= arch]
     return ARCH_LIMITS[max(older, default=min(ARCH_LIMITS))]
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What things cost on one card: all that pkv.cards.simulation and pkv.cards.costs know of its speed.
+    """The costs of work on one card: all that pkv.cards.simulation and pkv.cards.costs know of its speed.
 
     memory_gb_per_s: the most that all programs together read, in GB (10**9 bytes) per second.
-    program_gb_per_s: the most that one program reads, whatever the memory has left: its bytes in flight over the
-        memory's latency. flashinfer_program_gb_per_s: the same of FlashInfer's programs, None where it is equal.
-    merge_gb_per_s: the same of the programs of a merge, whose states lie in the L2 cache, None: equal.
-    sm_gb_per_s: the most that the programs of one SM read together. Where it is known, SMs have equal shares of the
-        memory; None: programs have. What lies unevenly on the SMs then takes longer.
+    program_gb_per_s: the most that one program reads, however idle the memory is: its bytes in flight over the memory's
+        latency. flashinfer_program_gb_per_s: the same for FlashInfer's programs, None if it is equal.
+    merge_gb_per_s: the same for the programs of a merge, whose states lie in the L2 cache, None if it is equal.
+    sm_gb_per_s: the most that the programs of one SM read together. If it is given, SMs get equal shares of the memory,
+        so work that lies unevenly on the SMs takes longer. None: programs get equal shares.
     item_us: start-up of an item, in us, before its first byte: find the item, load the query, wait for the first page.
-        A program without a token costs this and no more. flashinfer_item_us: the same of FlashInfer's, None: equal.
+        A program without a token costs this and no more. flashinfer_item_us: the same for FlashInfer, None if equal.
     launch_us: from the end of one kernel to the first program of the next, in us.
-    step_us: what a step costs once, in us, whatever it launches.
-    flashinfer_plan_us: what FlashInfer's own plan() adds to a step, in us, where the step's time holds it.
-    programs_per_sm: programs that resided on an SM when these were measured; None: as many as the plan says. Of
-        FlashInfer's it is always the plan that says it.
+    step_us: the cost of a step that is paid once, in us, whatever it launches.
+    flashinfer_plan_us: the time that FlashInfer's own plan() adds to a step, in us, if the step's time includes it.
+    programs_per_sm: programs that resided on an SM when these costs were measured; None: as many as the plan says. For
+        FlashInfer's kernels the plan always says it.
     """
 
     memory_gb_per_s: float
@@ -88,10 +88,10 @@ class Costs:
 
 @dataclass(frozen=True)
 class GpuProfile:
-    """One card. `arch` is the compute capability without its dot (86), `n_sms` the SMs that a program may use.
+    """One card. `arch` is its compute capability without the dot (86), `n_sms` the number of SMs a launch may use.
 
-    costs: what simulation and prediction need; None where nobody has measured the card. tile: tokens per tile that
-    serve it best, of pkv.plans.gpu.TILES; see pkv.kernels.configs.choose_tile for where it is taken.
+    costs: needed for simulation and prediction; None if the card has not been measured. tile: the tokens per tile that
+    are fastest on this card, one of pkv.plans.gpu.TILES; pkv.kernels.configs.choose_tile says for which shapes.
     """
 
     name: str
@@ -118,7 +118,7 @@ class GpuProfile:
         return limits_of(self.arch)
 
     def needed_costs(self) -> Costs:
-        """The costs; ValueError with the remedy where the profile has none."""
+        """Return the costs; ValueError with the remedy if the profile has none."""
         if self.costs is None:
             raise ValueError(
                 f"gpu = {self.name!r} has no costs, so no time can be predicted: pass gpu={DEFAULT_GPU!r}, measure "

@@ -1,6 +1,6 @@
-"""A Plan: what pkv.plan makes, and everything else (launching, timing, drawing, simulating) only reads.
+"""Plan: the value that pkv.plan makes, and that launching, timing, drawing and simulating only read.
 
-fields.py says what a plan holds. Here it is checked, counted, compared, printed and written.
+fields.py defines its arrays. This file adds the methods that validate, count, compare, print and write a plan.
 """
 
 import json
@@ -20,15 +20,15 @@ from pkv.wording.counts import count_of
 @renew_properties
 @dataclass(frozen=True, eq=False)
 class Plan(PlanFields):
-    """Who does which tiles of one decode step. Made by a stage's plan(); see the module's text for the arrays.
+    """Which program does which tiles of one decode step. A stage's plan() makes it; pkv.plans.fields has an example.
 
-    lengths int32 [n_rows] tokens; items int32 [n_items, 3] = (row, begin, end); program_offsets int32 [n_programs + 1];
-    partial_offsets int32 [n_rows + 1]; item_order int32 [n_items] or None (as listed); launches in order; tile in
-    tokens; gpu and programs_per_sm as planned for. With `dynamic` the lengths are upper bounds, and the kernels read
-    the true ones on the GPU: such a plan serves every step and can be captured in a CUDA graph. variant: which of a
-    stage's kernels, where it has several. A plan that stage adaptive chose carries the winner's stage, an explanation,
-    and as `fallback` the stage of ours that run() takes where the winner turns out not to work here. family, grid_order
-    and merging: whose kernels run it, and how they share the work.
+    lengths int32 [n_rows], tokens; items int32 [n_items, 3] = (row, begin, end); program_offsets int32
+    [n_programs + 1]; partial_offsets int32 [n_rows + 1]; item_order int32 [n_items], or None for the listed order;
+    launches in order; tile in tokens; gpu and programs_per_sm, for which the plan was made. With `dynamic` the lengths
+    are upper bounds, and the kernels read the true ones on the GPU: such a plan serves every step and can be captured
+    in a CUDA graph. variant: the kernel, if the stage has several. A plan that stage adaptive chose carries the
+    winner's stage, an explanation, and as `fallback` the pkv stage that run() takes if the winner does not work here.
+    family, grid_order and merging: whose kernels run the plan, and how they divide the work.
     """
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -40,14 +40,14 @@ class Plan(PlanFields):
         return count(self)
 
     def validate(self) -> "Plan":
-        """Return self if each token of each row is covered exactly once and all arrays agree, else ValueError."""
+        """Return self; ValueError unless each token of each row is covered exactly once and all arrays agree."""
         fault = first_fault(self)
         if fault:
             raise ValueError(f"plan of stage {self.stage!r}: {fault}")
         return self
 
     def diff(self, other: "Plan") -> list[str]:
-        """What differs, one readable line each; empty for equal plans."""
+        """List the differences from another plan, one readable line each; empty for equal plans."""
         if not isinstance(other, Plan):
             raise TypeError(f"other must be a pkv.Plan, got {type(other).__name__}")
         lines = []
@@ -73,16 +73,16 @@ class Plan(PlanFields):
         return hash((self.stage, self.shape, self.items.tobytes(), self.lengths.tobytes()))
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan in JSON's types."""
+        """Return the plan as a dict of JSON's types."""
         return plan_to_dict(self)
 
     def to_json(self) -> str:
-        """The plan as JSON; from_json gives an equal plan back."""
+        """Return the plan as JSON; from_json makes an equal plan from it."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str) -> "Plan":
-        """The inverse of to_json; ValueError where `text` is no plan, of a newer format, or does not validate."""
+        """Read a plan from to_json's text; ValueError if it is no plan, has another format, or does not validate."""
         fields = fields_from_json(text)
         launches = tuple(Launch(**launch) for launch in fields.pop("launches"))
         return cls(launches=launches, **fields).validate()

@@ -1,4 +1,4 @@
-"""How a plan looks in a terminal."""
+"""A plan as text for the terminal."""
 
 import numpy as np
 
@@ -11,12 +11,12 @@ MOST_ITEMS_SHOWN = 4
 
 
 def as_table(plan: PlanFields) -> str:
-    """The plan as text: a head line, its counters, one line per row."""
+    """Return the plan as text: a head line, its counters, one line per row."""
     counters = count(plan)
     n_tokens = count_of(int(plan.lengths.sum(dtype=np.int64)), "token")
     bound = "at most " if plan.dynamic else ""
     kernel = f" ({plan.variant})" if plan.variant else ""
-    each = "programs" if plan.n_items == plan.n_programs else "items"  # that have tokens, of the paper's cta_per_sm
+    each = "programs" if plan.n_items == plan.n_programs else "items"  # the paper's cta_per_sm counts those with tokens
     lines = [
         f"Plan of stage {plan.stage}{kernel}: {count_of(plan.n_rows, 'row')}, {bound}{n_tokens}, "
         f"{count_of(plan.n_items, 'item')} x {count_of(plan.shape.n_kv_heads, 'KV head')}, tiles of {plan.tile}",
@@ -41,7 +41,7 @@ def as_table(plan: PlanFields) -> str:
 
 
 def size(mib: float) -> str:
-    """A size for people: MiB, or KiB where MiB would read 0.00.
+    """Write a size (in MiB) for people: in MiB, or in KiB if it is below 0.1 MiB.
 
     >>> size(32.05), size(0.01)
     ('32.05 MiB', '10.24 KiB')

@@ -1,4 +1,4 @@
-"""Shape: the sizes of a model's attention that do not change from step to step."""
+"""Shape: the sizes and dtypes of a model's attention, which do not change from step to step."""
 
 import functools
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ HEADS_PER_PROGRAM = 32  # query heads; more would not fit a program's registers
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes that do not change from step to step.
+    """The sizes and dtypes of a model's attention, which do not change from step to step.
 
     n_q_heads, n_kv_heads (a divisor of n_q_heads), head_dim (elements), page_size (tokens); dtype of q and of the
-    result, kv_dtype of the cache (None: the same). dtypes may be given by name, Shape(32, 8, 128, 16, "float16"), or as
-    numpy's: np.float16.
+    result, kv_dtype of the cache (None: the same). A dtype may be torch's, a name as in
+    Shape(32, 8, 128, 16, "float16"), or numpy's, np.float16.
     """
 
     n_q_heads: int
@@ -42,7 +42,7 @@ class Shape:
 
     @staticmethod
     def of(q: torch.Tensor, cache: Any) -> "Shape":
-        """The shape of q [n_rows, n_q_heads, head_dim] and a PagedKVCache."""
+        """Return the shape of q [n_rows, n_q_heads, head_dim] and a PagedKVCache."""
         if not isinstance(q, torch.Tensor) or q.ndim != 3:
             raise ValueError("q must be a tensor [n_rows, n_q_heads, head_dim]")
         return _made(q.shape[1], cache.n_kv_heads, cache.head_dim, cache.page_size, q.dtype, cache.dtype)
@@ -54,17 +54,17 @@ class Shape:
 
     @property
     def head_blocks(self) -> int:
-        """Programs that share one KV head's group: one per 32 query heads, in fp32 one per query head."""
+        """Programs that share one KV head's group: one per 32 query heads, or one per query head in fp32."""
         return self.group if self.dtype == torch.float32 else -(-self.group // HEADS_PER_PROGRAM)
 
     @property
     def grid_heads(self) -> int:
-        """Programs per item: the grid's head axis."""
+        """Programs per item, which is the size of the grid's head axis."""
         return self.n_kv_heads * self.head_blocks
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of K and V of one token, all KV heads."""
+        """Bytes of K and V of one token, over all KV heads."""
         assert self.kv_dtype is not None
         return 2 * self.n_kv_heads * self.head_dim * self.kv_dtype.itemsize
 
@@ -88,5 +88,5 @@ class Shape:
 
 @functools.lru_cache(maxsize=256)
 def _made(*sizes: Any) -> Shape:
-    """Shapes recur at every step: make and check each once."""
+    """Make a shape, or return it from the cache: the same shapes recur at every step, so each is checked once."""
     return Shape(*sizes)

@@ -1,4 +1,4 @@
-"""Is a plan sound: does every token of every row come exactly once, and do all its arrays agree?"""
+"""Checks of a plan: its items cover every token of every row exactly once, and its arrays agree with each other."""
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +8,7 @@ from pkv.wording.counts import count_of
 
 
 def first_fault(plan: PlanFields) -> str | None:
-    """The first thing wrong with a plan, in words; None for a sound one."""
+    """Return the first fault of a plan, in words; None if it has none."""
     checks = (_fault_of_sizes, _fault_of_offsets, _fault_of_coverage, _fault_of_launches)
     return next((fault for fault in (check(plan) for check in checks) if fault), None)
 
@@ -59,7 +59,7 @@ def _fault_of_coverage(plan: PlanFields) -> str | None:
 
 def _fault_of_launches(plan: PlanFields) -> str | None:
     items_per_row = np.diff(plan.partial_offsets)
-    to_decode = items_per_row.copy()  # items of each row that no launch has decoded yet
+    to_decode = items_per_row.copy()  # for each row, the items that no launch has decoded yet
     order = np.arange(plan.n_items) if plan.item_order is None else plan.item_order
     merged: set[int] = set()
     n_programs = 0
@@ -91,7 +91,7 @@ def _fault_of_launches(plan: PlanFields) -> str | None:
         for row in set(plan.items[mine, 0].tolist()) - set(launch.rows):
             return f"the decode launch of programs {programs} has items of row {row}, which it does not name"
     if not plan.launches and (plan.family is Family.TORCH or not plan.lengths.any()):
-        return None  # PyTorch needs no launch of ours, and rows without tokens need none at all
+        return None  # PyTorch needs no launch of pkv's, and rows without tokens need none at all
     if n_programs != plan.n_programs:
         return f"decode launches cover the programs 0:{n_programs} of 0:{plan.n_programs}"
     for row in set(np.flatnonzero(items_per_row > 1).tolist()) - merged:
@@ -102,7 +102,11 @@ def _fault_of_launches(plan: PlanFields) -> str | None:
 
 
 def _fault_of_splits(launch: Launch, items_per_row: npt.NDArray[np.int32]) -> str | None:
-    """A merge reads at most n_splits states of a row; a decode launch that names n_splits counts on so many items."""
+    """Return the first row whose items do not fit the launch, in words; None if all fit.
+
+    A merge launch reads at most n_splits states of a row. A decode launch whose n_splits is not 0 needs exactly
+    n_splits items in each row.
+    """
     for row in launch.rows:
         n_items = items_per_row[row]
         if launch.kernel == "merge" and n_items > launch.n_splits:
