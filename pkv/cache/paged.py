@@ -229,7 +229,7 @@ class PagedKVCache:
 
     @property
     def k_nhd(self) -> Tensor:
-        """k_pages as a view in NHD order, whatever the layout; all code, kernels too, takes shape and strides from it."""
+        """k_pages as a view in NHD order, whatever the layout. Kernels too take shapes and strides from it."""
         return self.k_pages if self.layout == "NHD" else self.k_pages.transpose(1, 2)
 
     @property
@@ -318,7 +318,7 @@ class PagedKVCache:
             return k, v
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the block table as FlashInfer's CSR: indptr [n_rows + 1], indices [indptr[-1]], last_page_len [n_rows].
+        """Return FlashInfer's CSR form of the table: indptr [n_rows + 1], indices [indptr[-1]], last_page_len [n_rows].
 
         All are int32. Row i has the pages indices[indptr[i]:indptr[i + 1]]. A full last page has last_page_len
         page_size; an empty row has no pages and last_page_len 0. Lengths 3 and 10 with page size 4 give ([0, 1, 4],
@@ -428,7 +428,7 @@ class PagedKVCache:
         return table, lengths
 
     def _lengths_and_pages(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return lengths and page counts of rows [begin, end); waits for a GPU if the host does not know the lengths."""
+        """Return lengths and page counts of rows [begin, end); wait for a GPU if the host does not know the lengths."""
         refuse_tracers("reading a row's pages", lengths=self.lengths, k_pages=self.k_pages, v_pages=self.v_pages)
         known = self.host_lengths
         lengths = (self.lengths.cpu().numpy() if known is None else known)[begin:end]

@@ -1,1 +1,1 @@
-"""What every stage's kernel is made of, in reading order: tile.py (the loop), merging.py, configs.py, launching.py."""
+"""The parts of every stage's kernel, in reading order: tile.py (the tile loop), merging.py, configs.py, launching.py."""

@@ -1,11 +1,11 @@
 """Launch configurations: tokens per tile, warps and pipeline stages of a program, and how many programs an SM holds.
 
-The kernel always has the same form: few query heads, a tile of 16 tokens, one warp, so that a softmax needs no traffic
-between warps, and many such programs per SM. The table only grows warps where registers would not suffice. A card that
-another tile serves better has it in its profile (`pkv calibrate` finds out).
+A program always has the same form: few query heads, a tile of 16 tokens, and one warp, so that its softmax needs no
+traffic between warps. Many such programs reside on an SM. The table below adds warps only where registers would not
+suffice. If another tile is faster on a card, its profile says so (`pkv calibrate` finds out).
 
-What a configuration takes (registers, shared memory) is known without the card, from compiling for it.
-`data/compiled.json` keeps those figures (`python -m pkv.bench.fit.compiled --write`); planning turns them into the
+The registers and the shared memory of a configuration are known without the card, by compiling for it.
+`data/compiled.json` keeps these figures (`python -m pkv.bench.fit.compiled --write`). Planning turns them into the
 number of programs that reside on one SM.
 """
 
@@ -19,19 +19,19 @@ import torch
 from pkv.plans.gpu import DEFAULT_TILE, TILES, ArchLimits, GpuProfile
 from pkv.plans.shape import Shape
 
-SMALLEST_DOT = 16  # the least inner side of tl.dot on a GPU
-FEWEST_HEADS = 8  # columns of a tensor core's product
+SMALLEST_DOT = 16  # the smallest inner dimension of tl.dot on a GPU
+FEWEST_HEADS = 8  # the columns of a tensor core's product
 LARGEST_HEAD_DIM = 256
-MOST_WARPS = 8  # 16 would halve the registers of a thread, and spill
-LARGEST_QUERY = 32 * 256  # elements of q that one program holds: half of its threads' registers
+MOST_WARPS = 8  # 16 would halve the registers per thread, and spill
+LARGEST_QUERY = 32 * 256  # elements of q that one program holds, in half of its threads' registers
 WARP_THREADS = 32
-REGISTER_UNIT = 256  # an SM hands out registers per warp, in units of 256
+REGISTER_UNIT = 256  # an SM allocates registers per warp, in units of 256
 SHARED_UNIT = 128  # bytes
 
 
 @dataclass(frozen=True)
 class TileConfig:
-    """tile: tokens per tile, a power of two >= 16. num_warps, num_stages: Triton's launch options."""
+    """A launch configuration: tokens per tile (a power of two >= 16), and Triton's options num_warps and num_stages."""
 
     tile: int
     num_warps: int
@@ -40,7 +40,7 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class ConfigKey:
-    """What the choice depends on: bytes per element, padded query heads per program, padded head_dim, tile."""
+    """What a configuration depends on: bytes per element, padded query heads per program, padded head_dim, tile."""
 
     itemsize: int
     block_h: int
@@ -52,7 +52,7 @@ class ConfigKey:
 
 
 def every_key() -> list[ConfigKey]:
-    """All that choose_config can be asked for."""
+    """List every key that choose_config accepts."""
     return [
         ConfigKey(itemsize, block_h, block_d, tile)
         for (itemsize, block_h), column in TABLE.items()
@@ -63,7 +63,7 @@ def every_key() -> list[ConfigKey]:
 
 
 def next_power_of_two(n: int) -> int:
-    """The least power of two that is at least n.
+    """Return the smallest power of two that is at least n.
 
     >>> next_power_of_two(66)
     128
@@ -72,7 +72,7 @@ def next_power_of_two(n: int) -> int:
 
 
 def block_of(size: int) -> int:
-    """head_dim padded to what tl.dot can take: a power of two, at least 16.
+    """Pad head_dim to a size that tl.dot accepts: a power of two, at least 16.
 
     >>> block_of(4), block_of(80)
     (16, 128)
@@ -81,19 +81,19 @@ def block_of(size: int) -> int:
 
 
 def block_heads(shape: Shape) -> int:
-    """Query heads per program, padded to a power of two of at least 8; 1 in fp32, where no tensor core multiplies."""
+    """Return the query heads per program, padded to a power of two >= 8; 1 in fp32, which uses no tensor cores."""
     heads = -(-shape.group // shape.head_blocks)
     return 1 if shape.dtype == torch.float32 else max(FEWEST_HEADS, next_power_of_two(heads))
 
 
 def config_key(shape: Shape, tile: int) -> ConfigKey:
-    """The key of a shape and a tile."""
+    """Return the key of a shape and a tile (in tokens)."""
     return ConfigKey(shape.dtype.itemsize, block_heads(shape), block_of(shape.head_dim), tile)
 
 
-# (largest block_d, tile) -> (num_warps, num_stages), for each (itemsize, block_h). Chosen as the fewest warps without
-# register spills, within shared memory, on every architecture; tests/test_compiled.py compiles all of them. Tiles of 64
-# only where few heads share them: with 16 heads Triton 3.6 reads past its shared memory on an H200 (compute-sanitizer).
+# (largest block_d, tile) -> (num_warps, num_stages), for each (itemsize, block_h): the fewest warps that spill no
+# registers and fit shared memory on every architecture. tests/test_compiled.py compiles all of them. Tiles of 64 exist
+# for few heads only: with 16 heads Triton 3.6 reads past its shared memory on an H200 (compute-sanitizer).
 TABLE: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = {
     (2, 8): {
         (128, 16): (1, 5), (128, 32): (1, 5), (128, 64): (4, 2),
@@ -116,7 +116,7 @@ TABLE: dict[tuple[int, int], dict[tuple[int, int], tuple[int, int]]] = {
 
 @functools.lru_cache(maxsize=1024)
 def choose_config(shape: Shape, gpu: GpuProfile, tile: int, aligned: bool = True) -> TileConfig:
-    """The configuration of a shape and tile. It does not depend on `gpu` yet: the table holds on every architecture."""
+    """Return the configuration of a shape and tile. `gpu` has no effect yet: the table holds on every architecture."""
     key = config_key(shape, tile)
     column = TABLE[key.itemsize, key.block_h]
     largest = next((d for d, t in sorted(column) if t == tile and key.block_d <= d), None)
@@ -129,17 +129,17 @@ def choose_config(shape: Shape, gpu: GpuProfile, tile: int, aligned: bool = True
 
 
 def unaligned(key: ConfigKey, num_warps: int, num_stages: int) -> tuple[int, int]:
-    """Warps and stages where K and V are not aligned, and so pass through registers on their way."""
+    """Return (num_warps, num_stages) for K and V that are not aligned, and so pass through registers on their way."""
     twice = min(2 * num_warps, MOST_WARPS)
     if key.itemsize == 4:
         return twice if key.block_d > 64 else num_warps, num_stages
-    # Copies of 2 bytes are never asynchronous, so a deep pipeline of them would only hold registers.
+    # Copies of 2 bytes are never asynchronous, so a deep pipeline of them would only occupy registers.
     num_stages = 1 if key.block_h * key.block_d >= LARGEST_QUERY else 2
     return twice if key.tile > DEFAULT_TILE and key.block_d > 32 else num_warps, num_stages
 
 
 def choose_tile(tile: int | None, shape: Shape, gpu: GpuProfile) -> int:
-    """The option `tile=`: one of TILES, None for the default: the GPU's, where its kernels are those it was found with.
+    """Resolve the option `tile=` to one of TILES. None: the GPU's own tile for shapes it was measured with, else 16.
 
     >>> card = GpuProfile("some", 90, 132, tile=32)
     >>> [choose_tile(None, Shape(32, 8, d, 16, "float16"), card) for d in (64, 128, 256)]
@@ -155,12 +155,12 @@ def choose_tile(tile: int | None, shape: Shape, gpu: GpuProfile) -> int:
 
 @functools.cache
 def compiled_figures() -> dict[str, dict[str, dict[str, list[int]]]]:
-    """{architecture: {key: {kernel: [registers per thread, bytes of shared memory]}}}, from data/compiled.json."""
+    """Read {architecture: {key: {kernel: [registers per thread, bytes of shared memory]}}} from data/compiled.json."""
     return json.loads((resources.files("pkv") / "data" / "compiled.json").read_text(encoding="utf-8"))["figures"]
 
 
 def resident_programs(registers: int, shared: int, num_warps: int, limits: ArchLimits) -> int:
-    """Programs that fit on one SM at once; at least 1.
+    """Return how many programs fit on one SM at once, at least 1. shared: bytes per program.
 
     >>> from pkv.plans.gpu import ARCH_LIMITS
     >>> resident_programs(registers=194, shared=20488, num_warps=1, limits=ARCH_LIMITS[86])
@@ -181,7 +181,7 @@ def resident_programs(registers: int, shared: int, num_warps: int, limits: ArchL
 
 @functools.lru_cache(maxsize=1024)
 def programs_per_sm(shape: Shape, gpu: GpuProfile, tile: int, kernel: str = "split_kv") -> int:
-    """How many programs of a stage's kernel (split_kv, row_local, workqueue or stream_k) reside on one SM of `gpu`."""
+    """Return how many programs of a kernel (split_kv, row_local, workqueue or stream_k) reside on one SM of `gpu`."""
     config = choose_config(shape, gpu, tile)
     figures = compiled_figures()
     arch = max((int(known) for known in figures if int(known) <= gpu.arch), default=min(map(int, figures)))

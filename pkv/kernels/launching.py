@@ -1,4 +1,4 @@
-"""From tensors to kernel arguments: the only place that reads strides, pointers and alignment."""
+"""Kernel arguments made from tensors: the only file that reads strides, pointers and alignment for kernels."""
 
 import functools
 from typing import Any
@@ -17,18 +17,18 @@ from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.memory import Memory
 
-SIZES = Memory()  # of a plan: {(are all rows aligned, device): (sizes of its kernels, warps)}
-ARGUMENTS = Memory()  # of a cache: {"made": its arguments, "places": where its tensors lay}
+SIZES = Memory()  # for each plan: {(are all rows aligned, device): (sizes of its kernels, warps)}
+ARGUMENTS = Memory()  # for each cache: {"made": its arguments, "places": the addresses of its tensors then}
 COPY_BYTES = 16  # an asynchronous copy (cp.async) moves 16 bytes from a multiple of 16
 
 
 def strided(tensor: torch.Tensor) -> Strided:
-    """A tensor as a kernel takes it."""
+    """Return a tensor with its strides, as kernels take it."""
     return Strided(tensor, tensor.stride())
 
 
 def stride_kinds(strides: tuple[int, ...]) -> tuple[int, ...]:
-    """All that Triton compiles apart of strides: whether one is 1, a multiple of 16, beyond 32 bits.
+    """Reduce strides to what Triton specialises on: whether each is 1, a multiple of 16, or beyond 32 bits.
 
     >>> stride_kinds((1, 48, 49, 2**35))
     (1, 16, 0, 48)
@@ -37,7 +37,7 @@ def stride_kinds(strides: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_aligned(pages: torch.Tensor) -> bool:
-    """True where every (page, token, head) row of K or V starts at a multiple of 16 bytes and is contiguous."""
+    """True if every (page, token, head) vector of K or V is contiguous and starts at a multiple of 16 bytes."""
     *row_strides, dim_stride = pages.stride()
     return (
         dim_stride == 1
@@ -47,7 +47,7 @@ def is_aligned(pages: torch.Tensor) -> bool:
 
 
 def kernel_shape(shape: Shape, config: TileConfig, aligned: bool, interpreted: bool, early_merge: bool) -> KernelShape:
-    """The compile-time sizes of a launch."""
+    """Return the compile-time sizes of a launch."""
     return KernelShape(
         GROUP=shape.group,
         N_KV_HEADS=shape.n_kv_heads,
@@ -67,16 +67,16 @@ def kernel_shape(shape: Shape, config: TileConfig, aligned: bool, interpreted: b
 
 @functools.cache
 def merges_early(device: torch.device) -> bool:
-    """Can a merge be launched before its decode kernel ends (programmatic dependent launch, from sm_90 on)?"""
+    """True if a merge can be launched before its decode kernel ends (programmatic dependent launch, from sm_90 on)."""
     return not INTERPRETED and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 class KernelArgs:
-    """Everything the entry kernels and the merge of one step are launched with.
+    """All arguments with which the entry kernels and the merge of one step are launched.
 
-    n_partials: how many partial states there is room for; by default one for each item of a plan that is merged.
-    attend: the tile loop, that of `parts` or ours. signature: what Triton's choice of a compiled kernel depends on,
-    besides the kernel and its constants.
+    n_partials: the partial states that there is room for; by default one for each item if the plan has a merge, else
+    none. attend: the tile loop, from `parts` or pkv's own. signature: what Triton's choice of a compiled kernel depends
+    on, besides the kernel and its constants.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class KernelArgs:
         self.partials = self.room_for_partials(q) if n_partials else self.result
         if n_partials and INTERPRETED and parts is not None and parts.merge is not None:
             for tensor in (out, lse, self.partials.out.ptr, self.partials.lse.ptr):
-                tensor.fill_(torch.nan)  # what is left out shall not look right by chance
+                tensor.fill_(torch.nan)  # a row that the part leaves out must not look right by chance
         alignment = q.data_ptr() % COPY_BYTES, out.data_ptr() % COPY_BYTES
         dtypes = q.dtype, out.dtype, lse.dtype, n_partials > 0
         self.signature = (
@@ -119,25 +119,25 @@ class KernelArgs:
         )  # fmt: skip
 
     def room_for_partials(self, q: torch.Tensor) -> StateArgs:
-        """Memory for n_partials states of q's heads."""
+        """Allocate n_partials states of q's heads, fp32: out [n_partials, n_q_heads, head_dim] and their lse."""
         n_q_heads, head_dim = q.shape[1:]
         partial_out = torch.empty(self.n_partials, n_q_heads, head_dim, dtype=torch.float32, device=q.device)
         partial_lse = torch.empty(self.n_partials, n_q_heads, dtype=torch.float32, device=q.device)
         return StateArgs(strided(partial_out), strided(partial_lse))
 
     def with_tensors(self, q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> "KernelArgs":
-        """The same for other tensors of the same sizes, strides, types and alignment, and with partials of its own."""
+        """Return a copy for tensors of the same sizes, strides, types and alignment, with partials of its own."""
         again = self._holding(q, out, lse)
         if self.n_partials:
             again.partials = self.room_for_partials(q)
         return again
 
     def without_tensors(self) -> "KernelArgs":
-        """The same to be kept: it holds no memory but the cache's."""
+        """Return a copy to keep: it holds no memory but the cache's."""
         return self._holding(None, None, None)
 
     def _holding(self, q: torch.Tensor | None, out: torch.Tensor | None, lse: torch.Tensor | None) -> "KernelArgs":
-        """The same for these, without partials."""
+        """Return a copy that holds these tensors, without partials."""
         other = object.__new__(KernelArgs)
         other.__dict__.update(self.__dict__)
         other.q = Strided(q, self.q.strides)
@@ -148,7 +148,7 @@ class KernelArgs:
     def merge(self, step: Launch, partial_offsets: torch.Tensor | None, row_ids: torch.Tensor | None) -> None:
         """Launch the plan's merge `step`; partial_offsets, row_ids: see launch_merge.
 
-        A merge of somebody else's does all steps at once, when the last of them comes: then all states are there.
+        A user's merge runs once, in place of the last of these steps: then all states are there.
         """
         if self.parts is not None and self.parts.merge is not None:
             if step is [launch for launch in self.plan.launches if launch.kernel == "merge"][-1]:
@@ -161,22 +161,22 @@ class KernelArgs:
 
     @property
     def partial_offsets(self) -> torch.Tensor:
-        """The plan's, on the device."""
+        """The plan's partial_offsets int32 [n_rows + 1], on the device."""
         return uploaded(self.plan, "partial_offsets", self.device)
 
 
 def tensors_of_cache(cache: PagedKVCache) -> tuple[torch.Tensor, ...]:
-    """All of a cache that kernels read, and `out` must not lie in."""
+    """Return all tensors of a cache that kernels read; `out` must not overlap them."""
     return cache.k_pages, cache.v_pages, cache.block_table, cache.lengths
 
 
 def addresses_of_cache(cache: PagedKVCache) -> tuple[int, ...]:
-    """Where those lie. A cache always has the same tensors, but torch can give a tensor other memory."""
+    """Return the addresses of those tensors. A cache keeps its tensors, but torch can give a tensor other memory."""
     return tuple([tensor.data_ptr() for tensor in tensors_of_cache(cache)])
 
 
 def cache_args(cache: PagedKVCache) -> tuple[CacheArgs, bool, tuple[Any, ...]]:
-    """(arguments, are all rows aligned, part of the signature) of a cache: made once, as it keeps its tensors."""
+    """Return (arguments, are all rows aligned, part of the signature) of a cache; made once while its memory stays."""
     places = addresses_of_cache(cache)
     known = ARGUMENTS.of(cache)
     if known.get("places") == places:

@@ -1,12 +1,12 @@
-"""The one exact merge of partial states.
+"""The exact merge of partial states, in torch and as a kernel.
 
 A state summarises some tokens of a row: out = sum(exp(score) * v) / sum(exp(score)), lse = log(sum(exp(score))).
 States of disjoint token sets combine exactly:
 
     lse = log(sum_i exp(lse_i))            out = sum_i exp(lse_i - lse) * out_i
 
-The state of no tokens is (anything, -inf): its weight is exp(-inf) = 0 and its out is never read, so it is neutral
-whatever memory holds. Ten states of one token each merge to the state of ten tokens, in any order and grouping.
+The state of no tokens is (anything, -inf). Its weight is exp(-inf) = 0 and its out is never read, so it is neutral,
+whatever its memory holds. Ten states of one token each merge to the state of ten tokens, in any order and grouping.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ from pkv.kernels.configs import next_power_of_two
 from pkv.kernels.tile import KernelShape, StateArgs
 
 State = tuple[torch.Tensor, torch.Tensor]
-# A row's states are loaded at once where they fit, since a loop would wait for memory at every turn; many states are
-# spread over programs by dims. On an H200, 148 splits of one row: 4 us, against up to 22 us with small blocks.
+# A row's states are loaded at once if they fit, since a loop would wait for memory at every turn. Many states are
+# divided among programs by dims. On an H200 the merge of 148 splits of one row takes 4 us, up to 22 with small blocks.
 SMALLEST_BLOCK_S, LARGEST_BLOCK_S = 16, 256
 PROGRAM_ELEMENTS = 2048  # state elements per warp
 MOST_DIM_BLOCKS = 4
@@ -28,12 +28,13 @@ MOST_WARPS = 4
 
 
 def merge(states: Sequence[State]) -> State:
-    """Merge states of disjoint token sets into one, exactly; empty states are neutral.
+    """Merge partial states of disjoint token sets into one, exactly; empty states are neutral.
 
-    states: pairs (out [..., head_dim], lse [...]) of equal shapes, lse in natural log (base-2 values of other engines
-    times ln 2). A state is empty where its lse is -inf, whatever its out holds, or +inf with an out of 0, which is
-    FlashAttention's mark. Any other lse of +inf is an overflow: it gives NaN, and so does an lse of NaN.
-    Returns (out, lse) in out's dtype and fp32 (fp64 for fp64 input); all empty: out 0, lse -inf. Gradients flow.
+    states: pairs (out [..., head_dim], lse [...]) of equal shapes, lse in natural log (multiply base-2 values of other
+    engines by ln 2). A state is empty if its lse is -inf, whatever its out holds, or if its lse is +inf and its out 0,
+    which is FlashAttention's mark. Any other lse of +inf is an overflow and gives NaN, and so does an lse of NaN.
+    Returns out [..., head_dim] in out's dtype and lse [...] in fp32 (fp64 for fp64 input). If all states are empty, out
+    is 0 and lse -inf. Gradients flow.
     Raises ValueError for no states or unequal shapes.
 
     >>> out, lse = merge([(torch.ones(1, 1), torch.zeros(1)), (torch.zeros(1, 1), torch.full((1,), -torch.inf))])
@@ -61,11 +62,11 @@ def merge(states: Sequence[State]) -> State:
     lses = torch.stack([lse.to(wide) for _, lse in states])
     lses = torch.where((lses == torch.inf) & (outs == 0.0).all(-1), -torch.inf, lses)
     largest = lses.amax(0)
-    # with every state empty, -inf - -inf would be NaN: any finite base gives weights exp(-inf) = 0
+    # if every state is empty, -inf - -inf would be NaN; with any finite base the weights are exp(-inf) = 0
     base = torch.where(largest == -torch.inf, 0.0, largest)
     weights = torch.exp(lses - base)
     total = weights.sum(0)
-    # 0 * NaN is NaN: what an empty state holds must not be multiplied, but replaced
+    # 0 * NaN is NaN: the out of an empty state must be replaced, not multiplied
     outs = torch.where((weights == 0.0)[..., None], 0.0, outs)
     out = (outs * weights[..., None]).sum(0) / torch.where(total == 0.0, 1.0, total)[..., None]
     return out.to(states[0][0].dtype), base + torch.log(total)
@@ -76,10 +77,11 @@ def merge_items(
     partials, result, row, heads, exists, dims, first, n_items,
     SHAPE: tl.constexpr, BLOCK_S: tl.constexpr, OF_RUNS: tl.constexpr,
 ):  # fmt: skip
-    """Merge a row's items into its result, for some query heads [H], of which those that exist, and some dims [D].
+    """Merge a row's items into its result, for query heads [H] (where `exists`) and dims [D].
 
-    Their states lie at first, first + 1, ... in the partials; OF_RUNS: at first + 1, + 2, + 4, + 6, ..., none of them
-    empty: a run keeps two states, first what it has of a row that began before it, then of one that ends after it.
+    The items' states lie at first, first + 1, ... in the partials. OF_RUNS: they lie at first + 1, + 2, + 4, + 6, ...,
+    and none is empty. A run has two places for states: the first for a row that began before the run, the second for a
+    row that ends after it.
     """
     H: tl.constexpr = heads.shape[0]
     D: tl.constexpr = dims.shape[0]
@@ -126,7 +128,7 @@ def merge_kernel(
     partials, result, partial_offsets, row_ids, n_splits,
     SHAPE: tl.constexpr, BLOCK_S: tl.constexpr, DIM_BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (row, query head, block of dims): merge the row's items; a row with one item is done already.
+    """One program per (row, query head, block of dims): merge the row's items. A row with one item is done already.
 
     partial_offsets None: every row has n_splits items.
     """
@@ -161,8 +163,9 @@ def launch_merge(
 ) -> None:
     """Merge the partials of `n_rows` rows (row_ids int32 on the same device, or None for all in order) into result.
 
-    most_items: the most items of a row; more of them are right, but slower. partial_offsets: where each row's begin,
-    int32 [n_rows + 1] on the same device; None: each row has most_items, row after row. signature: see launch_kernel.
+    most_items: the most items that a row should have; rows with more are merged correctly, but slower. partial_offsets:
+    where each row's items begin, int32 [n_rows + 1] on the same device; None: each row has most_items items, row after
+    row. signature: see launch_kernel.
     """
     block_s, dim_blocks, num_warps = merge_sizes(most_items, shape)
     launch_kernel(
@@ -174,7 +177,10 @@ def launch_merge(
 
 
 def merge_sizes(most_items: int, shape: KernelShape) -> tuple[int, int, int]:
-    """(states loaded at once, programs that share a head's dims, warps of each) of a merge of up to so many items."""
+    """Return the sizes of a merge of most_items: (states loaded at once, programs per head, warps per program).
+
+    The programs of one head divide its dims.
+    """
     block_s = min(max(next_power_of_two(most_items), SMALLEST_BLOCK_S), LARGEST_BLOCK_S)
     dim_blocks = min(max(block_s * shape.BLOCK_D // PROGRAM_ELEMENTS, 1), MOST_DIM_BLOCKS)
     return block_s, dim_blocks, min(max(block_s * shape.BLOCK_D // dim_blocks // PROGRAM_ELEMENTS, 1), MOST_WARPS)
@@ -183,7 +189,7 @@ def merge_sizes(most_items: int, shape: KernelShape) -> tuple[int, int, int]:
 def merge_by_part(
     merge: Callable[..., Any], partials: StateArgs, result: StateArgs, partial_offsets: torch.Tensor
 ) -> None:
-    """Let somebody else's `merge` (see pkv.Parts) merge all rows of the partials into result."""
+    """Let the user's `merge` (see pkv.Parts) merge all rows of the partials into result."""
     returned = merge(partials.out.ptr, partials.lse.ptr, partial_offsets, result.out.ptr, result.lse.ptr)
     if returned is not None:
         raise TypeError(
@@ -193,5 +199,5 @@ def merge_by_part(
 
 
 def merge_options(shape: KernelShape) -> dict[str, bool]:
-    """Launch options of every merge kernel."""
+    """Return the launch options of every merge kernel."""
     return {"launch_pdl": True} if shape.EARLY_MERGE else {}

@@ -1,10 +1,10 @@
-"""Parts: somebody else's tile loop, merge or schedule in the place of ours, in any stage that has such a part.
+"""Parts: your own tile loop, merge or schedule, which replaces pkv's in any stage that has such a part.
 
     parts = pkv.Parts(attend_tokens=mine)        # a @triton.jit function
     pkv.decode(q, cache, stage="split_kv", parts=parts)
 
-What is replaced is one of three functions, whose contracts are those of `Parts`. All else stays: the page table, the
-grid, the launches, the checks. So a part can be written, tried against ours and timed by itself.
+Three functions can be replaced; `Parts` states the contract of each. Everything else stays: the page table, the grid,
+the launches, the checks. So you can write one part, compare it with pkv's and time it by itself.
 """
 
 import inspect
@@ -34,10 +34,10 @@ MUST = {
 
 @dataclass(frozen=True)
 class Parts:
-    """Functions in the place of ours; None: ours. TypeError for what is no such function.
+    """Your functions in place of pkv's; None keeps pkv's. TypeError for a function of the wrong kind.
 
     attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.constexpr) -> (out, lse)
-        A @triton.jit function of these eight parameters: the tile loop of one program, in the place of
+        A @triton.jit function of these eight parameters: the tile loop of one program, which replaces
         `pkv.tile.attend_tokens`. It returns the state of the tokens [begin, end) of `row` for the program's query
         heads: out [BLOCK_D, BLOCK_H], their softmax-weighted mean of V, and lse [BLOCK_H], the natural log of the sum
         of exp(score); both fp32. No tokens (begin >= end, which happens) give (0, -inf).
@@ -47,34 +47,34 @@ class Parts:
         The KV head is grid_head // SHAPE.HEAD_BLOCKS. SHAPE is a `pkv.tile.KernelShape`: BLOCK_D, BLOCK_H, BLOCK_N
         (tokens per tile), HEAD_DIM, PAGE_SIZE and others. Name a size before it goes into a list, as in
         `BLOCK_D: tl.constexpr = SHAPE.BLOCK_D`: the interpreter takes tl.zeros([SHAPE.BLOCK_D]), the compiler does not.
-        cache.k and cache.v are pointers with strides (page, token, head, dim): `cache.k.ptr`, `cache.k.strides`;
-        cache.table (strides: row, column) holds the page ids of the row, int32, anything past its last page; slots past
-        the row's length may hold anything, NaN too. A page id times a stride may exceed 32 bits: widen it first. Under
-        Triton's interpreter (SHAPE.INTERPRETED) query is fp32, and what is loaded as bfloat16 must be made fp32 before
-        it is used. `pkv.tile` has find_pages, load_tile and attend_tile, which may be called.
+        cache.k and cache.v are pointers with strides (page, token, head, dim): `cache.k.ptr`, `cache.k.strides`.
+        cache.table (strides: row, column) holds the page ids of the row, int32; entries past its last page may hold
+        anything. Slots past the row's length may hold anything too, even NaN. A page id times a stride may exceed 32
+        bits: widen it first. Under Triton's interpreter (SHAPE.INTERPRETED) query is fp32; convert bfloat16 values to
+        fp32 right after you load them. You may call find_pages, load_tile and attend_tile of `pkv.tile`.
         Stages: split_kv, length_buckets, row_local, workqueue, stream_k.
 
     merge(partial_out, partial_lse, offsets, out, lse) -> None
-        A plain Python function that launches kernels or uses torch, called once per layer, after all states are there,
-        if any row has not exactly one.
+        A plain Python function that launches kernels or uses torch. It is called once per layer, after all states are
+        there, unless every row has exactly one state.
         partial_out fp32 [n_partials, n_q_heads, head_dim], partial_lse fp32 [n_partials, n_q_heads] (natural log): the
         states. offsets int32 [n_rows + 1]: row r has the states offsets[r] : offsets[r + 1]. A state of no tokens has
-        lse -inf, and its out may hold anything, NaN too: it must not be read.
-        It writes out [n_rows, n_q_heads, head_dim] and lse fp32 [n_rows, n_q_heads] in place, for each row that has not
-        exactly one state; a row of none, or of empty ones only, is out 0, lse -inf. A row of exactly one state has been
-        written, or is about to be, by its decode program: leave it alone; nothing is kept of it among the partials. out
-        has q's dtype (fp32 in place of bfloat16 in Triton's interpreter) and may have any strides. All lie on q's
-        device. In the interpreter, whatever may hold anything holds NaN, so that a row left out shows.
+        lse -inf, and its out may hold anything, even NaN: do not read it.
+        It writes out [n_rows, n_q_heads, head_dim] and lse fp32 [n_rows, n_q_heads] in place, for each row that has no
+        state or several. A row with no state, or with empty states only, gets out 0 and lse -inf. Leave a row with
+        exactly one state alone: its decode program writes the result, and the partials hold nothing of it. out has q's
+        dtype (in Triton's interpreter fp32 instead of bfloat16) and may have any strides. All tensors lie on q's
+        device. In the interpreter, memory that may hold anything holds NaN, so that a row you leave out shows.
         Stages: split_kv, length_buckets, row_local, workqueue.
 
     plan(lengths, shape) -> items, or a Plan
         A plain Python function of the lengths (list of int, tokens per row) and a `pkv.Shape`. It returns any iterable
-        of items (row, begin, end), token ranges which together hold every token of every row exactly once, ordered by
+        of items (row, begin, end): token ranges that together hold every token of every row exactly once, ordered by
         row and by token. Each begins at a multiple of the tile, which is 16 tokens, or the option tile= of decode() and
-        plan(). Items without tokens (begin == end) are allowed, and so are rows without items where they have no
-        tokens. The queue's kernel runs the items, one program per KV head for each, in the order listed, or by the
-        option ordering=. A `pkv.Plan` for these lengths may be returned in place of items, with its own tile and order.
-        Whatever is wrong with it is a ValueError that names `parts.plan`, row and token, before any launch.
+        plan(). Items without tokens (begin == end) are allowed, and a row without tokens may have no item. The queue's
+        kernel runs the items, one program per item and KV head, in the order listed, or by the option ordering=. The
+        function may return a `pkv.Plan` for these lengths instead of items, with its own tile and order. Any fault is a
+        ValueError that names `parts.plan`, row and token, before any launch.
         Stage: workqueue.
 
     Arguments are passed by position, so merge and plan may name their parameters as they like.
@@ -97,11 +97,11 @@ class Parts:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The names of the parts that are not ours."""
+        """The names of the parts that are given."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) is not None)
 
     def passed_to(self, launch: Callable[..., None]) -> Callable[..., None]:
-        """A stage's launch() with these parts."""
+        """Return a stage's launch() with these parts."""
 
         def launch_with_parts(*args: Any) -> None:
             with self.blamed("attend_tokens", "merge"):
@@ -111,7 +111,7 @@ class Parts:
 
     @contextmanager
     def blamed(self, *running: str) -> Iterator[None]:
-        """What is raised in here notes which of the parts that run raised it, or at least which ran."""
+        """Add a note to any exception raised inside: which of the running parts raised it, or which were running."""
         try:
             yield
         except Exception as error:
@@ -124,9 +124,9 @@ class Parts:
 
 
 def check_jit_function(function: Any) -> None:
-    """TypeError unless it is a @triton.jit function of ATTEND_PARAMETERS, made as ours was."""
+    """Raise TypeError unless it is a @triton.jit function of ATTEND_PARAMETERS, compiled or interpreted like pkv's."""
     if MISSING:
-        return  # nothing can be launched, and launching says so
+        return  # nothing can be launched, and the launch will say so
     wanted = f"({', '.join(ATTEND_PARAMETERS)}: tl.constexpr)"
     if not isinstance(function, type(attend_tokens)):
         kind = type(function).__name__
@@ -147,7 +147,7 @@ def check_jit_function(function: Any) -> None:
 
 
 def check_python_function(name: str, function: Any, parameters: tuple[str, ...]) -> None:
-    """TypeError unless it can be called with so many arguments by position."""
+    """Raise TypeError unless the function can be called with these parameters, by position."""
     wanted = f"({', '.join(parameters)})"
     if not MISSING and isinstance(function, type(attend_tokens)):
         raise TypeError(f"parts.{name} is a @triton.jit function: pass a Python function {wanted} that launches it")
@@ -156,7 +156,7 @@ def check_python_function(name: str, function: Any, parameters: tuple[str, ...])
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # some built-in functions do not tell
+        return  # some built-in functions have no signature
     try:
         signature.bind(*parameters)
     except TypeError:
@@ -171,12 +171,12 @@ NO_PARTS = {
 
 
 def first_stage_taking(parts: Parts, stages: Iterable[str], takes: Takes) -> str:
-    """The first of these stages that takes all the parts."""
+    """Return the first of these stages that takes all the parts."""
     return next(stage for stage in stages if set(names_given(parts)) <= set(takes[stage]))
 
 
 def checked_parts(parts: Parts | None, stage: str, takes: Takes) -> Parts | None:
-    """The parts, or None where they are all ours; ValueError where one has no place in the stage."""
+    """Return the parts, or None if none is given; ValueError if the stage does not take one of them."""
     names = () if parts is None else names_given(parts)
     for name in names:
         if name in takes.get(stage, names):
@@ -189,7 +189,7 @@ def checked_parts(parts: Parts | None, stage: str, takes: Takes) -> Parts | None
 
 
 def names_given(parts: Parts) -> tuple[str, ...]:
-    """Its parts' names; TypeError for what is no Parts."""
+    """Return the names of the given parts; TypeError unless `parts` is a pkv.Parts."""
     if not isinstance(parts, Parts):
         raise TypeError(
             f"parts must be a pkv.Parts, got {type(parts).__name__}: pkv.Parts(attend_tokens=...) makes one"
@@ -198,18 +198,21 @@ def names_given(parts: Parts) -> tuple[str, ...]:
 
 
 def code_of(function: Any) -> Any:
-    """The code object of a Python or Triton function; None where it has none."""
+    """Return the code object of a Python or Triton function; None if it has none."""
     return getattr(getattr(function, "fn", function), "__code__", None)
 
 
 def place_of(function: Any) -> str:
-    """Name and place of a function, for people."""
+    """Return a function's name, file and line, for people."""
     code = code_of(function)
     return repr(function) if code is None else f"`{code.co_name}` ({code.co_filename}:{code.co_firstlineno})"
 
 
 def passes_through(error: BaseException | None, code: Any) -> bool:
-    """Was an error, or one that it came from, raised while that code ran? An interpreter runs a copy of it."""
+    """True if an error, or one that caused it, was raised while `code` ran.
+
+    Code is compared by name and file, because the interpreter runs a copy.
+    """
     while error is not None and code is not None:
         trace = error.__traceback__
         while trace is not None:

@@ -1,17 +1,18 @@
-"""The only attention maths on the GPU: load a query, attend to a range of tokens, store the resulting state.
+"""The attention maths of every kernel: load a query, attend to a range of tokens, store the resulting state.
 
-Every stage decides *which* (row, KV head, token range) a program takes; what it then does is written here, once.
+A stage decides *which* (row, KV head, token range) a program takes. What the program then does is written here, once.
 
 A **tile** is BLOCK_N consecutive tokens of one row. A **state** is the exact summary of some tokens of a row, one per
-query head: `out` (their softmax-weighted mean of V) and `lse` (the log of the sum of exp(score), natural). While tokens
-are being read it is kept as running maximum, running sum and accumulator, in base 2 (`exp2` is one instruction).
+query head: `out`, their softmax-weighted mean of V, and `lse`, the natural log of the sum of exp(score). While a
+program reads tokens, it keeps the state as running maximum, running sum and accumulator, in base 2 (`exp2` is one
+instruction).
 
 One program serves the G = n_q_heads / n_kv_heads query heads that share a KV head, so K and V are read once per group.
 Tokens are the long side of both products, heads the short one: scores [BLOCK_N, BLOCK_H] = K q, out [BLOCK_D, BLOCK_H]
 = V^T weights. A tensor core multiplies 16 rows by 8 columns, so heads are padded to 8 and not to 16, which halves the
-work. A group of more than 32 heads is cut into HEAD_BLOCKS blocks, each a program of its own, because a larger
-accumulator does not fit registers. fp32 operands of a tensor-core product do not fit at all: there a program serves
-one query head (BLOCK_H = 1), and the two products are written out as multiply and sum.
+work. A group of more than 32 heads is cut into HEAD_BLOCKS blocks, one program each, because a larger accumulator does
+not fit registers. The fp32 operands of a tensor-core product do not fit at all: in fp32 a program serves one query head
+(BLOCK_H = 1), and the two products are written out as multiply and sum.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ class Strided(NamedTuple):
 
 
 class CacheArgs(NamedTuple):
-    """What a kernel needs of a PagedKVCache. `lengths` has one stride, `table` two: (row, column)."""
+    """The tensors of a PagedKVCache that kernels read. `lengths` has one stride, `table` two: (row, column)."""
 
     k: Strided
     v: Strided
@@ -38,14 +39,14 @@ class CacheArgs(NamedTuple):
 
 
 class StateArgs(NamedTuple):
-    """Where states go: `out` [index, n_q_heads, head_dim] and `lse` [index, n_q_heads] (its head stride is 1)."""
+    """The memory of states: `out` [index, n_q_heads, head_dim] and `lse` [index, n_q_heads] (its head stride is 1)."""
 
     out: Strided
     lse: Strided
 
 
 class KernelShape(NamedTuple):
-    """Compile-time sizes. Nothing that changes from step to step (lengths, number of rows) is among them."""
+    """The compile-time sizes of a kernel. What changes from step to step (lengths, number of rows) is not here."""
 
     GROUP: int  # query heads per KV head
     N_KV_HEADS: int
@@ -59,19 +60,19 @@ class KernelShape(NamedTuple):
     ALIGNED: bool  # all K and V rows start at multiples of 16 bytes
     WHOLE_TILES: bool  # a page holds whole tiles
     EARLY_MERGE: bool  # the merge is launched before the decode kernel ends, and waits for it on the GPU
-    INTERPRETED: bool  # Triton's interpreter computes wrongly on bfloat16, so widen right after each load
+    INTERPRETED: bool  # Triton's interpreter miscomputes bfloat16, so kernels widen it right after each load
 
 
 @triton.jit
 def my_heads(grid_head, SHAPE: tl.constexpr):
-    """Query heads [BLOCK_H] of one program, and which of them exist. grid_head counts KV heads x HEAD_BLOCKS."""
+    """Return one program's query heads [BLOCK_H], and which of them exist. grid_head counts KV heads x HEAD_BLOCKS."""
     in_group = grid_head % SHAPE.HEAD_BLOCKS * SHAPE.BLOCK_H + tl.arange(0, SHAPE.BLOCK_H)
     return grid_head // SHAPE.HEAD_BLOCKS * SHAPE.GROUP + in_group, in_group < SHAPE.GROUP
 
 
 @triton.jit
 def state_pointers(state, index, grid_head, SHAPE: tl.constexpr):
-    """Pointers [BLOCK_D, BLOCK_H] to a program's part of a state, or of q, and which of them exist."""
+    """Return pointers [BLOCK_D, BLOCK_H] to a program's part of a state, or of q, and which of them exist."""
     heads, exists = my_heads(grid_head, SHAPE)
     dims = tl.arange(0, SHAPE.BLOCK_D)
     stride_index, stride_head, stride_dim = state.strides
@@ -81,7 +82,7 @@ def state_pointers(state, index, grid_head, SHAPE: tl.constexpr):
 
 @triton.jit
 def load_query(q, row, grid_head, SHAPE: tl.constexpr):
-    """The program's query heads, [BLOCK_D, BLOCK_H]; padding is zero."""
+    """Load the program's query heads, [BLOCK_D, BLOCK_H]; padding is zero."""
     pointers, exists = state_pointers(q, row, grid_head, SHAPE)
     query = tl.load(pointers, mask=exists, other=0.0)
     return query.to(tl.float32) if SHAPE.INTERPRETED else query
@@ -89,8 +90,10 @@ def load_query(q, row, grid_head, SHAPE: tl.constexpr):
 
 @triton.jit
 def find_pages(table_row, column_stride, start, end, SHAPE: tl.constexpr, MASKED: tl.constexpr):
-    """Page ids and slots of tile [start, start + BLOCK_N): of each token [BLOCK_N], or where a page holds whole tiles
-    those of the first. An id is loaded once where pages divide tiles or are divided by them, else once per token.
+    """Find the page id and the slot of each token [BLOCK_N] of the tile [start, start + BLOCK_N).
+
+    If a page holds whole tiles, return those of the first token only. A page id is loaded once if the tile is a
+    multiple of the page or the page of the tile, else once per token.
     """
     if SHAPE.WHOLE_TILES:
         pages = tl.load(table_row + tl.cast(start // SHAPE.PAGE_SIZE, tl.int64) * column_stride)
@@ -113,9 +116,10 @@ def find_pages(table_row, column_stride, start, end, SHAPE: tl.constexpr, MASKED
 @triton.jit
 def load_tile(pages, slots, kv_head, tokens_left, side,
               SHAPE: tl.constexpr, MASKED: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
-    """One tile of K or V, [BLOCK_N, BLOCK_D] or TURNED; tokens past `tokens_left` and padding are zero.
+    """Load one tile of K or V, [BLOCK_N, BLOCK_D], or TURNED [BLOCK_D, BLOCK_N]; tokens past `tokens_left` are zero.
 
-    V comes turned where it is multiplied so: a tile that Triton had to turn would not be copied asynchronously.
+    Padding is zero too. V is loaded transposed if the product needs it so: Triton does not copy a tile asynchronously
+    that it has to transpose itself.
     """
     stride_page, stride_token, stride_head, stride_dim = side.strides
     UNIT: tl.constexpr = 16 // (side.ptr.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
@@ -123,7 +127,7 @@ def load_tile(pages, slots, kv_head, tokens_left, side,
     tokens = tl.expand_dims(tl.arange(0, SHAPE.BLOCK_N), 1 - TOKENS)
     dims = tl.expand_dims(tl.arange(0, SHAPE.BLOCK_D), TOKENS)
     begin = kv_head.to(tl.int64) * stride_head
-    if SHAPE.WHOLE_TILES:  # what changes from tile to tile is one number, not one per token
+    if SHAPE.WHOLE_TILES:  # one number changes from tile to tile, not one per token
         begin += pages * stride_page + slots * stride_token
         offsets = tokens.to(tl.int64) * stride_token
     else:
@@ -173,7 +177,7 @@ def attend_tile(query, cache, row, kv_head, start, end, qk_scale, acc, running_m
 
 @triton.jit
 def attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.constexpr):
-    """State of the tokens [begin, end) of `row` for one program's heads; `begin` is a multiple of BLOCK_N.
+    """Compute the state of the tokens [begin, end) of `row` for one program's heads; `begin` is a multiple of BLOCK_N.
 
     qk_scale = scale * log2(e). Returns out [BLOCK_D, BLOCK_H] and lse [BLOCK_H], fp32; no tokens give (0, -inf).
     """
@@ -204,7 +208,7 @@ def attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.
 def store_state(state, index, grid_head, out, lse, SHAPE: tl.constexpr, IS_PARTIAL: tl.constexpr):
     """Write the program's state at `index`: a row of the result, or an item of the partials.
 
-    Of an empty partial only lse is written: the merge reads no more of it.
+    For an empty partial state only lse is written: the merge does not read its out.
     """
     pointers, mask = state_pointers(state.out, index, grid_head, SHAPE)
     if IS_PARTIAL:

@@ -1,4 +1,4 @@
-"""The arrays of a plan on a GPU, where kernels read them."""
+"""Uploads: a plan's arrays, copied to the GPU once so that kernels can read them."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from pkv.plans.plan import Plan
 from pkv.runtime.graphs import is_capturing, keep_for_replays
 from pkv.runtime.memory import Memory
 
-UPLOADS = Memory()  # of a plan: {(name, device): a tensor, or the stream that it was copied on}
+UPLOADS = Memory()  # for each plan: {(name, device): a tensor, or the stream that it was copied on}
 
 
 def uploaded(plan: Plan, name: "str | tuple[int, ...]", device: torch.device) -> torch.Tensor:
-    """One of the plan's arrays on `device`, or a launch's row numbers; all are copied there at once, and kept.
+    """Return one of the plan's arrays, or a launch's row numbers, on `device`. All are copied at once and kept.
 
-    It is for kernels that are launched on the current stream: as long as those may read it, it stays, though the plan
-    be dropped. RuntimeError while a CUDA graph is captured, if the arrays are not there yet.
+    Use the tensor in kernels that are launched on the current stream. It stays as long as they may read it, even if the
+    plan is dropped. RuntimeError while a CUDA graph is captured, if the arrays are not there yet.
     """
     there = UPLOADS.of(plan)
     if (name, device) not in there:
@@ -31,12 +31,12 @@ def uploaded(plan: Plan, name: "str | tuple[int, ...]", device: torch.device) ->
 
 
 def uploaded_rows(plan: Plan, launch: Launch, device: torch.device) -> torch.Tensor | None:
-    """The launch's row numbers on `device`, or None where they are all rows in order."""
+    """Return the launch's row numbers, int32, on `device`; None if they are all rows in order."""
     return None if len(launch.rows) == plan.n_rows else uploaded(plan, launch.rows, device)
 
 
 def _upload(plan: Plan, device: torch.device, there: dict[Any, Any]) -> None:
-    """One copy for all arrays. Each begins at a multiple of 16 bytes, so that kernels find all aligned alike."""
+    """Copy all arrays at once. Each begins at a multiple of 16 bytes, so that all have the same alignment."""
     if is_capturing(device):
         raise RuntimeError(
             f"this plan of stage {plan.stage!r} is not on {device} yet, and cannot be copied there while a CUDA graph "

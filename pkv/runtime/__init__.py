@@ -1,1 +1,1 @@
-"""What forks, CUDA graphs, tracers and Triton's interpreter ask of code that runs beside them."""
+"""Support for forks, CUDA graphs, torch's tracers and Triton's interpreter, and memory beside plans and caches."""

@@ -1,31 +1,32 @@
-"""Triton's interpreter, twice as fast: it readies triton.language once a launch, not at every call inside a kernel.
+"""A faster interpreter: Triton's patches triton.language at every call inside a kernel, this one once per launch.
 
-A kernel that calls tl.load means the interpreter's own load, so that a launch first looks through triton.language and
-replaces what is a builtin there, and puts everything back at its end. Triton (3.6 to 3.8) does the first half again
-whenever one jit function calls another, and finds nothing left to replace: that was half of the time of a decode.
+When an interpreted kernel calls tl.load, it must reach the interpreter's own load. So a launch first looks through
+triton.language, replaces the builtins there, and restores them at its end. Triton (3.6 to 3.8) looks through it again
+whenever one jit function calls another, and finds nothing left to replace. That was half of the time of a decode; a
+decode without it is twice as fast.
 """
 
 from typing import Any
 
 
 class _NothingToRestore:
-    """What a call inside a kernel has replaced."""
+    """The scope of a call inside a kernel, which has replaced nothing."""
 
     def restore(self) -> None: ...
 
 
 def replace_builtins_once_a_launch(interpreter: Any, language: Any) -> None:
-    """From now on what a launch has readied is not looked through again until it ends.
+    """Make the interpreter look through triton.language once per launch, not again until the launch ends.
 
-    interpreter: the module triton.runtime.interpreter. language: triton.language. Called twice, it does what it did.
+    interpreter: the module triton.runtime.interpreter. language: triton.language. A second call changes nothing.
     """
-    if not hasattr(interpreter, "_LangPatchScope"):  # another Triton, with other ways
+    if not hasattr(interpreter, "_LangPatchScope"):  # a version of Triton that works otherwise
         return
     look_through = interpreter._patch_lang
     if look_through.__module__ == __name__:
         return
     modules = {id(language), id(language.core)}
-    ready: set[int] = set()  # those of them that the launch in progress has readied
+    ready: set[int] = set()  # the modules that the launch in progress has patched
 
     def ready_language(function: Any) -> Any:
         seen = modules.intersection(map(id, function.__globals__.values()))

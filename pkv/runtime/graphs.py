@@ -1,12 +1,12 @@
-"""What a captured CUDA graph reads lives as long as the graph may replay.
+"""Memory for CUDA graphs: this module keeps the tensors that a captured graph reads as long as the graph may replay.
 
-A graph holds addresses, not tensors. A plan made on the host lies in GPU memory that its kernels read, at each replay
-too; were it dropped, torch would hand that memory to somebody else, and replays would follow other numbers. So what a
-captured launch reads is kept here until the graph is gone. The graph itself says when: CUDA lets it own a **user
-object**, and calls that object's destructor once no graph and no executable holds it any more.
+A graph holds addresses, not tensors. A plan that was made on the host has its arrays in GPU memory, and its kernels
+read them at each replay too. If they were dropped, torch would reuse that memory, and replays would read other numbers.
+So the tensors that a captured launch reads are kept here until the graph is gone. The graph itself says when: CUDA lets
+it own a **user object**, and calls that object's destructor once no graph and no executable holds it any more.
 
-The destructor may run on a thread of the driver's, where Python must not be entered. So it is `sem_post` of the C
-library, and the semaphores are looked at whenever something else is kept. Where the driver cannot do this, what is kept
+The destructor may run on a thread of the driver, which must not enter Python. So the destructor is `sem_post` of the C
+library, and the semaphores are polled whenever something else is kept. If the driver has no user objects, what is kept
 stays for good.
 """
 
@@ -22,13 +22,13 @@ NO_DESTRUCTOR_SYNC, MOVE = 1, 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, CU_GRAPH_U
 
 
 class _OfGraph(NamedTuple):
-    """What one graph reads, by id; semaphore: the address of a sem_t that is posted when the graph is gone, or None."""
+    """The objects that one graph reads, by id; semaphore: address of a sem_t that is posted when the graph is gone."""
 
     semaphore: int | None
     objects: dict[int, Any]
 
 
-_kept: dict[int | None, _OfGraph] = {}  # by the number that CUDA gives a capture; None: of graphs that cannot say it
+_kept: dict[int | None, _OfGraph] = {}  # by CUDA's number of the capture; None: graphs that cannot say they are gone
 _lock = threading.Lock()
 
 
@@ -50,7 +50,7 @@ def keep_for_replays(what: Any, device: torch.device) -> None:
 
 
 def forget_graphs_that_are_gone() -> None:
-    """Let go what only graphs read that were destroyed."""
+    """Release the objects of graphs that have been destroyed."""
     for capture, (semaphore, _) in list(_kept.items()):
         if semaphore is not None and _libc().sem_trywait(semaphore) == 0:
             del _kept[capture]
@@ -58,7 +58,7 @@ def forget_graphs_that_are_gone() -> None:
 
 
 def _capture_on(stream: int) -> tuple[int | None, int | None]:
-    """(number of the capture under way on a stream, its graph); None where the driver does not tell."""
+    """Return (number of the capture under way on a stream, its graph); (None, None) if the driver does not tell."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     driver = _driver()
     for name, n_more in (("cuStreamGetCaptureInfo_v2", 2), ("cuStreamGetCaptureInfo_v3", 3)):
@@ -70,7 +70,7 @@ def _capture_on(stream: int) -> tuple[int | None, int | None]:
 
 
 def _owned_by(graph: int) -> int | None:
-    """A semaphore that is posted when `graph`, and all that is made of it, is destroyed; None where that cannot be."""
+    """Make a semaphore that is posted once `graph` and everything made from it is destroyed; None if that fails."""
     libc, driver, user_object = _libc(), _driver(), ctypes.c_void_p()
     semaphore: int = libc.calloc(1, SEMAPHORE_BYTES)  # not Python's: a graph may outlive it
     libc.sem_init(semaphore, 0, 0)
@@ -93,7 +93,7 @@ def _libc() -> Any:
 
 @functools.cache
 def _driver() -> Any:
-    """CUDA's driver; None where there is none, as with ROCm, or an old one without user objects."""
+    """Load CUDA's driver; None if there is none, as with ROCm, or if it is too old for user objects."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,8 +1,8 @@
-"""Locks that a fork of the process does not inherit in the hands of threads that it does not have.
+"""Locks that survive os.fork(): in the child, a lock that a missing thread held is free.
 
-A child of os.fork() has one thread, the one that forked, and a copy of all memory: a lock that another thread held is
-held in the child for ever. So each of these is renewed there, unless the thread that forked holds it itself. (Torch's
-own threads are not there, either, and it waits for them: call torch.set_num_threads(1) in the child.)
+A child of os.fork() has one thread, the one that forked, and a copy of all memory. An ordinary lock that another thread
+held would be held in the child for ever. So these locks are renewed there, unless the forking thread itself holds them.
+(Torch's own threads are missing in the child too, and torch waits for them: call torch.set_num_threads(1) there.)
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _properties: list[functools.cached_property[Any]] = []
 
 
 class Lock:
-    """`with lock:` for one thread at a time, which may enter it again. A copy or a pickle of it is another lock."""
+    """A reentrant lock for `with lock:`, one thread at a time. A copy or a pickle of it is a new lock."""
 
     def __init__(self) -> None:
         self._of_threads = threading.RLock()
@@ -36,7 +36,7 @@ class Lock:
         return Lock, ()
 
     def _renew(self) -> None:
-        """After a fork: free, unless this thread holds it."""
+        """Free the lock after a fork, unless this thread holds it."""
         if self._of_threads.acquire(blocking=False):
             self._of_threads.release()
         else:
@@ -44,7 +44,10 @@ class Lock:
 
 
 def renew_properties(of: type) -> type:
-    """A class decorator: Python 3.11 computes a cached_property under a lock, one for all objects of the class."""
+    """Decorate a class so that the locks of its cached properties are renewed after a fork.
+
+    Python 3.11 computes a cached_property under a lock, one for all objects of the class.
+    """
     _properties.extend(x for x in vars(of).values() if isinstance(x, functools.cached_property) and hasattr(x, "lock"))
     return of
 
@@ -57,7 +60,10 @@ def _renew_all() -> None:
 
 
 def _finish_imports() -> None:
-    """Wait for modules that another thread is importing, as first launches do: in the child they never come about."""
+    """Before a fork, wait for modules that another thread is importing: in the child their import would never end.
+
+    A first launch imports modules late.
+    """
     for name in list(sys.modules):
         if name.partition(".")[0] in IMPORT_LATE:
             with contextlib.suppress(ImportError):

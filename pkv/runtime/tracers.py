@@ -1,9 +1,8 @@
-"""What transforms or records torch's calls, and cannot see into kernels that are launched behind torch's back.
+"""Tracers and transforms of torch's calls, which cannot see kernels that are launched without torch.
 
-torch.compile must step around our functions: `uncompiled` tells it so, in advance, without importing its compiler,
-which takes seconds, and at no cost to a call. What records (jit.trace, make_fx, export) would keep the numbers of one
-call as constants, and tensors under a transform (vmap, grad) or in FakeTensorMode have no memory: all these are refused
-by name.
+torch.compile must not enter pkv's functions. `uncompiled` tells it so in advance, without importing its compiler, which
+takes seconds, and at no cost per call. Recorders (jit.trace, make_fx, export) would keep the numbers of one call as
+constants. Tensors under a transform (vmap, grad) or in FakeTensorMode have no memory. All of these are refused by name.
 """
 
 from functools import cached_property
@@ -25,13 +24,13 @@ REMEDIES = {
     "torch.vmap": "pass the batch as rows: q [n_rows, n_q_heads, head_dim], and a cache of as many rows",
     "torch.func.grad or its like": "it has no gradients; torch.nn.functional.scaled_dot_product_attention has some",
 }
-TRANSFORMS = {"Vmap": "torch.vmap", "Functionalize": "torch.func.functionalize"}  # all others differentiate
+TRANSFORMS = {"Vmap": "torch.vmap", "Functionalize": "torch.func.functionalize"}  # all other transforms differentiate
 
 
 def uncompiled(*things: Any) -> None:
-    """torch.compile breaks its graph where one of these functions, or methods of these classes, is called.
+    """Make torch.compile break its graph where it meets one of these functions, or methods of these classes.
 
-    It runs as it is then, and all that it calls.
+    The function then runs eagerly, with everything that it calls.
     """
     skip = eval_frame._FrameExecStrategy(eval_frame._FrameAction.SKIP, eval_frame._FrameAction.SKIP)
     for thing in things:
@@ -50,14 +49,14 @@ def uncompiled(*things: Any) -> None:
 
 
 def is_traced() -> bool:
-    """Might something record or transform the calls of torch, or give them fake tensors? Asked in every decode()."""
+    """True if something may be recording or transforming torch's calls, or faking tensors. Called in every decode()."""
     return bool(
         torch._C._len_torch_dispatch_stack() or torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack()
     )
 
 
 def refuse_tracers(what: str, **tensors: Any) -> None:
-    """TypeError where `what`, which reads or writes memory itself, is used under a tracer, or with such tensors."""
+    """Raise TypeError if `what`, which accesses memory itself, is used under a tracer or with a tracer's tensors."""
     if is_traced() and (tracer := _tracer()):
         raise TypeError(f"{what} cannot be used inside of {tracer}: {REMEDIES[tracer]}")
     for name, tensor in tensors.items():
@@ -66,7 +65,7 @@ def refuse_tracers(what: str, **tensors: Any) -> None:
             raise TypeError(f"{what} cannot be used inside of torch.fx.symbolic_trace: {OUTSIDE}")
         if not isinstance(tensor, Tensor):
             continue
-        left_over = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # a transform's, which is over
+        left_over = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # of a transform that has ended
         if left_over or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise TypeError(
                 f"{what}: {name} is a {kind.__name__}, whose memory is not its own: pass the plain tensor inside of it"
@@ -74,7 +73,7 @@ def refuse_tracers(what: str, **tensors: Any) -> None:
 
 
 def _tracer() -> str | None:
-    """Which of them it is; modes that only watch, such as a counter of operations, are none."""
+    """Return the name of the active tracer or None; modes that only watch, such as an operation counter, are none."""
     if torch._C._is_tracing():
         return "torch.jit.trace"
     keys = torch._C._TorchDispatchModeKey

@@ -1,1 +1,1 @@
-"""How pkv speaks: checks.py says what is wrong with an argument and what to pass, counts.py numbers in sentences."""
+"""Wording: checks.py says what is wrong with an argument and what to pass, counts.py writes numbers in sentences."""

@@ -1,4 +1,4 @@
-"""Checks of arguments that several files make. Each error names the argument and says what to pass instead."""
+"""Checks of arguments, shared by several files. Each error names the argument and says what to pass instead."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 from pkv.runtime.tracers import refuse_tracers
 
 LONGEST_ROW = 2**31 - 64  # tokens: the end of a row's last tile is an int32 too
-MOST_SPLITS = 2**16  # of a row; kernels cut rows in 32-bit arithmetic
+MOST_SPLITS = 2**16  # per row; kernels cut rows in 32-bit arithmetic
 LARGEST_INT = 2**63 - 1
 SHORT_NAMES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32", "fp64": "float64"}
 Ints: TypeAlias = Sequence[int] | Iterator[int] | ValuesView[int] | np.ndarray | Tensor
 
 
 def at_least(minimum: int, name: str, value: int) -> int:
-    """`value` as an int; TypeError if it is none, ValueError if it is too small."""
+    """Return `value` as an int; TypeError if it is not an int, ValueError if it is below `minimum`."""
     value = as_int(name, value)
     if value < minimum:
         raise ValueError(f"{name} = {value} is too small: pass {minimum} or more")
@@ -29,19 +29,19 @@ def at_least(minimum: int, name: str, value: int) -> int:
 
 
 def as_int(name: str, value: Any) -> int:
-    """`value` as an int; TypeError for what is none: floats, even whole ones, and bools, which are no numbers here."""
+    """Return `value` as an int; TypeError if it is not an int. Floats, even whole ones, and bools are refused."""
     is_bool = isinstance(value, (bool, np.bool_)) or (isinstance(value, Tensor) and value.dtype == torch.bool)
     try:
         if not is_bool:
             return int(operator.index(value))
-    except (TypeError, RuntimeError):  # what has no index, or is a tensor of other numbers
+    except (TypeError, RuntimeError):  # a value without an index, or a tensor of other numbers
         pass
     kind = type(value).__name__
     raise TypeError(f"{name} must be an int, got {f'a {kind} of {value.dtype}' if isinstance(value, Tensor) else kind}")
 
 
 def host_ints(name: str, values: Ints) -> np.ndarray:
-    """`values` as a new int64 array of one dimension; a tensor on a GPU is waited for, an iterator read to its end."""
+    """Return `values` as a new int64 array [n]. Waits for a tensor on a GPU, and reads an iterator to its end."""
     if isinstance(values, (Iterator, ValuesView)):
         values = list(values)
     array = _as_array(name, values)
@@ -49,12 +49,12 @@ def host_ints(name: str, values: Ints) -> np.ndarray:
         raise ValueError(f"{name} has shape {list(array.shape)}, expected a flat list of ints, one per row")
     kind = array.dtype.kind
     if kind in "OUS" or (kind == "f" and all(type(value) is int for value in values)):
-        # no ints, or some that 64 bits cannot hold, for which numpy has objects, or floats
+        # not ints, or ints that do not fit 64 bits, which numpy makes objects or floats
         exact: Any = [as_int(f"{name}[{row}]", value) for row, value in enumerate(values)]
         too_large = [row for row, value in enumerate(exact) if not -LARGEST_INT <= value <= LARGEST_INT]
     elif kind == "b" or (kind in "iu" and isinstance(values, (list, tuple)) and bool in set(map(type, values))):
-        raise TypeError(f"{name} must be integers, got bool")  # numpy takes [True, 5] for [1, 5]
-    elif array.size and kind not in "iu":  # numpy takes an empty list for floats
+        raise TypeError(f"{name} must be integers, got bool")  # numpy reads [True, 5] as [1, 5]
+    elif array.size and kind not in "iu":  # numpy reads an empty list as floats
         raise TypeError(f"{name} must be integers, got {array.dtype}")
     else:
         exact = array
@@ -65,7 +65,7 @@ def host_ints(name: str, values: Ints) -> np.ndarray:
 
 
 def _as_array(name: str, values: Ints) -> np.ndarray:
-    """What numpy makes of them, provided that they have an order."""
+    """Convert values to a numpy array; TypeError for values without an order, or that are not numbers."""
     if isinstance(values, Tensor):
         refuse_tracers(name, **{name: values})
         if values.is_floating_point():  # numpy does not know bfloat16
@@ -86,7 +86,7 @@ def check_tensor(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Check shape (a word stands for any size), dtype and device (None for any)."""
+    """Check a tensor's shape (a word stands for any size), dtype and device (None for any)."""
     refuse_tracers(name, **{name: x})
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch tensor, got {type(x).__name__}: make one with torch.tensor(...)")
@@ -102,10 +102,13 @@ def check_tensor(
 
 
 def dtype_named(dtype: Any) -> torch.dtype:
-    """torch.float16 for torch.float16, "float16", "torch.float16", "fp16", np.float16 and np.dtype("float16")."""
+    """Return torch's dtype for a dtype of torch's or numpy's, or a name; TypeError if it is not a floating-point dtype.
+
+    torch.float16, "float16", "torch.float16", "fp16", np.float16 and np.dtype("float16") all give torch.float16.
+    """
     name: Any = dtype
     if not isinstance(dtype, (str, torch.dtype)) and isinstance(dtype, (type, np.dtype)):
-        with suppress(TypeError):  # what is no type of numpy's
+        with suppress(TypeError):  # not a type of numpy's
             name = np.dtype(dtype).name
     if isinstance(name, str):
         name = getattr(torch, SHORT_NAMES.get(name, name.removeprefix("torch.")), None)

@@ -4,7 +4,7 @@ SIBILANTS = ("s", "x", "ch", "sh")
 
 
 def count_of(n: int, word: str) -> str:
-    """`n` things in words.
+    """Write `n` things in words.
 
     >>> count_of(1, "row"), count_of(1200, "row"), count_of(2, "launch"), count_of(2, "entry")
     ('1 row', '1,200 rows', '2 launches', '2 entries')
@@ -13,7 +13,7 @@ def count_of(n: int, word: str) -> str:
 
 
 def verb(n: int, plural: str) -> str:
-    """What `n` things do.
+    """Return the verb for `n` things.
 
     >>> verb(1, "become"), verb(2, "become"), verb(1, "cross"), verb(1, "are"), verb(1, "have"), verb(1, "were")
     ('becomes', 'become', 'crosses', 'is', 'has', 'was')
@@ -23,7 +23,7 @@ def verb(n: int, plural: str) -> str:
 
 
 def with_s(word: str) -> str:
-    """The word with the s of many things, or of one that does something.
+    """Add an s to a word: a noun's plural, or a verb's third person.
 
     >>> with_s("row"), with_s("entry"), with_s("launch"), with_s("stay")
     ('rows', 'entries', 'launches', 'stays')
