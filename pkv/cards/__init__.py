@@ -1,1 +1,1 @@
-"""What is known of GPUs: profiles in files, what work costs there, and a simulator that plays plans."""
+"""Cards: GPU profiles in files, a cost model that predicts a plan's time, and a simulator that plays a plan."""

@@ -1,4 +1,4 @@
-"""The simulator's clock: the programs of one launch go to slots, start up, and share what there is to read from.
+"""The simulator's clock: the programs of one launch go to slots, start up, and share the memory while they read.
 
 Slot s is on SM s % n_sms, so the first programs go to one SM each, breadth first.
 
@@ -8,8 +8,8 @@ Slot s is on SM s % n_sms, so the first programs go to one SM each, breadth firs
 >>> played.end_us.tolist(), played.last_us
 ([7.0, 7.0], 7.0)
 
-Programs that read at the same time share the memory: two of 100 and 200 bytes have 20 each of 40 bytes per us, so the
-first ends after 5 us; then the other reads at its own most, say 25, and ends 4 us later.
+Programs that read at the same time share the memory. Two programs of 100 and 200 bytes get 20 each of 40 bytes per us,
+so the first ends after 5 us. Then the other reads at its own maximum, 25 here, and ends 4 us later.
 
 >>> reading = EvenPrograms(most=25.0)
 >>> reading.add(100, 0, (0, 1, 0)), reading.add(200, 0, (1, 2, 1))
@@ -33,14 +33,14 @@ from pkv.cards.shares import Floats, n_alike
 
 Ints = npt.NDArray[np.int64]
 Entry = tuple[int, int, int]  # span, the program's last + 1, slot
-AS_ONE = 1e-11  # us: ends that are nearer to one another than that differ by rounding only
+AS_ONE = 1e-11  # us: ends that are closer than this differ by rounding only
 
 
 class EvenPrograms:
-    """Programs that read, all at one rate, each at `most` bytes per us at most.
+    """Programs that read at one common rate, of at most `most` bytes per us each.
 
-    So one number, the bytes that a program would have read since the launch began, says how far each is: one that
-    starts to read at `served` ends when `served` has grown by its bytes.
+    One number is enough for all of them: `served`, the bytes that a program would have read since the launch began. A
+    program that starts to read at some `served` ends when `served` has grown by its bytes.
     """
 
     def __init__(self, most: float) -> None:
@@ -48,22 +48,22 @@ class EvenPrograms:
         self.ends: list[tuple[float, Entry]] = []  # (served at its end, ...), a heap
 
     def add(self, n_bytes: float, sm: int, entry: Entry) -> None:
-        """One more begins to read."""
+        """Add a program that begins to read."""
         heapq.heappush(self.ends, (self.served + n_bytes, entry))
 
     def outlook(self, room: float) -> float:
-        """The us until the first has read all, as `room` bytes per us are there."""
+        """Return the us until the first program has read all its bytes, if the memory gives `room` bytes per us."""
         if not self.ends:
             return math.inf
         self.rate = min(self.most, room / len(self.ends))
         return max(self.ends[0][0] - self.served, 0.0) / self.rate
 
     def advance(self, us: float) -> None:
-        """All read on for so long, at the rate of the last outlook."""
+        """Let all programs read on for `us`, at the rate of the last outlook."""
         self.served += us * self.rate
 
     def pop(self, one_only: bool) -> list[Entry]:
-        """Those that have read all, now that the time of the last outlook has passed; one_only: the first of them."""
+        """Remove and return the programs that end at the time of the last outlook; one_only: only the first."""
         self.served, first = heapq.heappop(self.ends)
         ended = [first]
         while self.ends and self.ends[0][0] == self.served and not one_only:
@@ -72,31 +72,31 @@ class EvenPrograms:
 
 
 class EvenSms:
-    """Programs that read where SMs have equal shares of what there is, and the programs of one SM equal shares of that.
+    """Programs that read while SMs share the memory equally, and the programs of an SM share that SM's part equally.
 
-    An SM takes no more than most_of_sm, or than its programs can read; what it leaves is for the others. Programs that
-    end within `as_one` us end together: 0 where somebody waits for their places, because who ends first, be it by
-    rounding, decides who gets which.
+    An SM takes at most most_of_sm, and at most what its programs can read; the other SMs get the rest. Programs that
+    end within `as_one` us end together. as_one is 0 if other programs wait for their places, because the first to end,
+    even by rounding, decides which program gets which place.
     """
 
     def __init__(self, most: float, most_of_sm: float, n_sms: int, n_places: int, as_one: float) -> None:
         self.as_one = as_one
-        self.wanted = [min(most_of_sm, n * most) for n in range(n_places + 1)]  # by an SM with n programs that read
-        self.n_sms_with = [n_sms] + [0] * n_places  # so many programs that read
+        self.wanted = [min(most_of_sm, n * most) for n in range(n_places + 1)]  # by an SM on which n programs read
+        self.n_sms_with = [n_sms] + [0] * n_places  # number of SMs on which n programs read
         self.n_reading = np.zeros(n_sms, dtype=np.intp)
         self.ends: list[list[tuple[float, Entry]]] = [[] for _ in range(n_sms)]  # a heap for each SM
-        self.first = np.full(n_sms, np.inf)  # served at the first end on each SM
+        self.first = np.full(n_sms, np.inf)  # for each SM, `served` at its first end
         self.served, self.rates, self.left = np.zeros(n_sms), np.zeros(n_sms), np.zeros(n_sms)  # left: bytes, then us
         self.next_sm = 0
         self.changed: set[int] = set()  # SMs whose heap has changed since the last outlook
 
     def add(self, n_bytes: float, sm: int, entry: Entry) -> None:
-        """One more begins to read."""
+        """Add a program that begins to read on `sm`."""
         heapq.heappush(self.ends[sm], (self.served.item(sm) + n_bytes, entry))
         self.changed.add(sm)
 
     def outlook(self, room: float) -> float:
-        """As of EvenPrograms."""
+        """Do the same as EvenPrograms.outlook."""
         for sm in self.changed:
             n_before, ends = self.n_reading.item(sm), self.ends[sm]
             self.n_sms_with[n_before] -= 1
@@ -107,17 +107,17 @@ class EvenSms:
         rates_of(self.n_sms_with, self.wanted, room).take(self.n_reading, out=self.rates, mode="clip")
         np.subtract(self.first, self.served, out=self.left)
         np.maximum(self.left, 0.0, out=self.left)
-        np.divide(self.left, self.rates, out=self.left)  # infinite where nobody reads: so is `first` there
+        np.divide(self.left, self.rates, out=self.left)  # infinite where no program reads, as `first` is there
         self.next_sm = int(self.left.argmin())
         return self.left.item(self.next_sm)
 
     def advance(self, us: float) -> None:
-        """As of EvenPrograms."""
+        """Do the same as EvenPrograms.advance."""
         if us:
             self.served += us * self.rates
 
     def pop(self, one_only: bool) -> list[Entry]:
-        """As of EvenPrograms: the first of all, and then, SM by SM, all others that have read all by now."""
+        """Do the same as EvenPrograms.pop: the first program to end, then, SM by SM, the others that have ended."""
         ended = [self._pop(self.next_sm)]
         if one_only:
             return ended
@@ -134,9 +134,9 @@ class EvenSms:
 
 
 def rates_of(n_sms_with: Sequence[int], wanted: Sequence[float], room: float) -> npt.NDArray[np.float64]:
-    """At what rate each of n programs of an SM reads, for n from 0 to the most that an SM has now.
+    """Return the rate at which each of n programs of one SM reads, for n from 0 to the most that an SM has now.
 
-    n_sms_with[n] SMs have n programs that read, and want wanted[n], which grows with n.
+    On n_sms_with[n] SMs, n programs read. Such an SM wants the rate wanted[n], which grows with n.
 
     >>> rates_of([1, 1, 2], [0.0, 4.0, 9.0], 12.0).tolist()
     [0.0, 4.0, 2.0]
@@ -149,7 +149,7 @@ def rates_of(n_sms_with: Sequence[int], wanted: Sequence[float], room: float) ->
 
 
 def level(n_sms_with: Sequence[int], wanted: Sequence[float], room: float) -> float:
-    """The equal share that uses up `room`, where those who want less leave the rest to the others.
+    """Return the equal share per SM that uses up `room`, if SMs that want less leave the rest to the others.
 
     n_sms_with[n] SMs want wanted[n] each, which is 0 for n = 0 and grows with n.
 
@@ -166,17 +166,17 @@ def level(n_sms_with: Sequence[int], wanted: Sequence[float], room: float) -> fl
             if share <= want:
                 return share
             n_left -= n_sms
-            for _ in range(n_sms):  # one by one: a product would round otherwise, and who ends first may hang on that
+            for _ in range(n_sms):  # one by one: a product would round differently, which may decide who ends first
                 taken += want
     return math.inf
 
 
 @dataclass(frozen=True)
 class Work:
-    """A launch's work in grid order: program p does the items [first[p], first[p + 1]), each of so many bytes.
+    """A launch's work in grid order: program p does the items [first[p], first[p + 1]); bytes [n_items] is their size.
 
-    Each program comes `copies` times, one after another, once per head say. A span is one item of one copy; copies of a
-    program do all its items each, so spans are ordered by program, then copy, then item.
+    Each program comes `copies` times in a row, for example once per head, and each copy does all its items. A span is
+    one item of one copy. So spans are ordered by program, then copy, then item.
     """
 
     bytes: Floats
@@ -184,7 +184,7 @@ class Work:
     copies: int = 1
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
-        """(program, copy, item) of each span."""
+        """Return (program, copy, item) of each span, [n_spans] each."""
         n_items = np.diff(self.first)
         sizes = np.repeat(n_items, self.copies)
         grid_program = np.repeat(np.arange(len(sizes)), sizes)
@@ -195,7 +195,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Rules:
-    """What costs say of one launch, in us and bytes per us."""
+    """The costs that apply to one launch: a start-up in us, and the rates of a program, an SM and the memory.
+
+    Rates are in bytes per us. most_of_sm None: programs share the memory equally, not SMs.
+    """
 
     item_us: float
     most: float
@@ -205,10 +208,10 @@ class Rules:
 
 @dataclass(frozen=True)
 class Played:
-    """When and where each span ran; each stands for `alike` copies, on as many SMs from alike * sm on.
+    """When and where each span ran. Each span stands for `alike` copies, on as many SMs from SM alike * sm on.
 
-    begin_us, end_us, sm, slot [n_spans]: of the spans of work with copies / alike copies. slot: which of the SM's
-    places. last_us: when the last one ends, or the launch began.
+    begin_us, end_us, sm, slot [n_spans]: one entry per span of the work with copies / alike copies. slot: which place
+    of the SM. last_us: when the last span ends; if there is none, when the launch began.
     """
 
     begin_us: Floats
@@ -219,7 +222,7 @@ class Played:
     last_us: float
 
     def of_copies(self, copies: Ints, program: Ints, item: Ints, work: Work) -> Ints:
-        """Which of the spans stands for each of some spans of `work`, given by program, copy and item."""
+        """Return the played span for each given span of `work`; copies, program and item [n] name the given spans."""
         n_items = np.diff(work.first)
         sizes = n_items * (work.copies // self.alike)
         before = np.cumsum(sizes) - sizes
@@ -227,10 +230,10 @@ class Played:
 
 
 def play(work: Work, n_slots: int, n_sms: int, rules: Rules, begin_us: float) -> Played:
-    """Say when each span runs, and where."""
+    """Play one launch and return when and where each span runs."""
     must_wait = np.count_nonzero(np.diff(work.first)) * work.copies > n_slots
-    # Who waits takes the place of who ends first. Among programs that end together, SMs decide, one by one, or where
-    # some have nothing to read, a start at the same moment may: then each copy is played.
+    # A waiting program takes the place of the first that ends. If several end together, their order matters: it goes by
+    # SM, and if some programs have nothing to read, by starts at the same moment. In these cases each copy is played.
     together = not must_wait or (rules.most_of_sm is None and bool(work.bytes.all()))
     alike = n_alike(work.copies, n_sms) if together else 1
     work = Work(work.bytes, work.first, work.copies // alike)
@@ -243,7 +246,7 @@ def play(work: Work, n_slots: int, n_sms: int, rules: Rules, begin_us: float) ->
         reading = EvenSms(rules.most, rules.most_of_sm, n_sms, -(-n_slots // n_sms), 0.0 if must_wait else AS_ONE)
     n_bytes, first = work.bytes[item].tolist(), [0, *np.cumsum(sizes).tolist()]
     begin, end, place = [begin_us] * len(n_bytes), [begin_us] * len(n_bytes), [0] * len(n_bytes)
-    programs = np.flatnonzero(sizes).tolist()[::-1]  # those without items only come and go; the next one is the last
+    programs = np.flatnonzero(sizes).tolist()[::-1]  # without those that have no items; the next program comes last
     free = deque(range(min(n_slots, len(programs))))
     starting: deque[tuple[float, Entry]] = deque()  # (ready, ...), by time
     now = begin_us
@@ -269,7 +272,7 @@ def play(work: Work, n_slots: int, n_sms: int, rules: Rules, begin_us: float) ->
                     ended.append(entry)
         else:
             now += us
-            ended = reading.pop(one_only=bool(starting) and starting[0][0] <= now)  # a start comes before other ends
+            ended = reading.pop(one_only=bool(starting) and starting[0][0] <= now)  # a start now precedes further ends
         for span, last, slot in ended:
             end[span] = now
             if span + 1 < last:

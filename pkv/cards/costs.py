@@ -1,21 +1,22 @@
-"""How long a plan will take, from its sizes alone: the model of pkv.cards.simulation, without its clock.
+"""Predict a plan's time from its sizes alone: the model of pkv.cards.simulation, without its clock.
 
-What each piece of work costs is said here once, for both. simulate() plays the pieces; predict() deals a launch's
-programs to slots, each to the one with the least so far, and adds up:
+This file defines what each piece of work costs, for both. simulate() plays the pieces. predict() deals a launch's
+programs to slots, each to the slot with the least work so far, and adds up:
 
-    u       a slot's time if nobody else read: item_us + bytes / program_gb_per_s for each of its items
+    u       a slot's time if no other slot read: item_us + bytes / program_gb_per_s for each of its items
     launch  launch_us + item_us + integral over u of max(1, demand(u) / room)
 
-demand(u) is what the slots that are still busy at u draw together, and room what they can get: memory_gb_per_s. So a
-launch takes its longest slot's time where there is room, and bytes / memory_gb_per_s where there is none; or what its
-slowest SM takes, where costs name sm_gb_per_s. Two slots of 100 and 200 kB at 25 GB/s, 4 and 8 us, and 40 GB/s of
-memory: 50 are asked for in the first 4 us, which take 5; the other 4 take 4.
+demand(u) is the rate that the slots still busy at u draw together, and room the rate that they can get:
+memory_gb_per_s. So a launch takes its longest slot's time if there is room, and bytes / memory_gb_per_s if there is
+none. If costs name sm_gb_per_s, it takes at least the time of its slowest SM. Example: two slots of 100 and 200 kB take
+4 and 8 us at 25 GB/s, and the memory gives 40 GB/s. In the first 4 us they ask for 50 GB/s, so these 4 us take 5; the
+other 4 us take 4.
 
-Against simulate() the error is 0.4% in the median and 1.8% at worst on the steps of the paper's traces, 0.00% and 11%
-on random plans of all stages, with the RTX 3060's costs; tests hold it to 1% and 2%, 0.2% and 15%. It is worst where
-programs read so little that starting them takes as long, and start together; and it is rough where one program can draw
-much of the memory's rate: in 500 random plans up to 16% off at a tenth of it, up to 72% at all of it. On 28 SMs
-of an H200, where SMs are the limit, a tenth of the random plans is 4% off or more, and the worst 24%.
+The error against simulate(), with the RTX 3060's costs: on the steps of the paper's traces 0.4% in the median and 1.8%
+at worst (tests hold it to 1% and 2%), on random plans of all stages 0.00% and 11% (tests: 0.2% and 15%). It is worst if
+programs start together and read so little that starting them takes as long. It is rough if one program can draw much of
+the memory's rate: in 500 random plans up to 16% off at a tenth of the rate, up to 72% at all of it. On 28 SMs of an
+H200, where SMs are the limit, a tenth of the random plans is 4% off or more, and the worst 24%.
 """
 
 import math
@@ -35,9 +36,10 @@ from pkv.plans.plan import Plan
 class Prediction:
     """The predicted time of a step, in ms, as terms that add up to gpu_ms.
 
-    plan: FlashInfer's own planning, where the step's time holds it. step: once per step. launches: launch_us of each.
-    start_up: the first item of each decode launch. reading: K and V at the memory's full rate, which no schedule
-    beats. tail: what decode launches lose because too few programs read, or unevenly many. merge: merge launches.
+    plan: FlashInfer's own planning, if the step's time includes it. step: the cost that each step pays once. launches:
+    launch_us of each launch. start_up: the first item of each decode launch. reading: K and V at the memory's full
+    rate, which no schedule beats. tail: the time that decode launches lose because too few programs read, or because
+    slots are uneven. merge: merge launches.
     """
 
     plan: float
@@ -54,12 +56,12 @@ class Prediction:
 
     @property
     def kernels_ms(self) -> float:
-        """What the GPU's kernels take: gpu_ms without FlashInfer's planning, which serves every layer of a step."""
+        """The time of the kernels, in ms: gpu_ms without FlashInfer's planning, which serves every layer of a step."""
         return self.gpu_ms - self.plan
 
     @property
     def terms(self) -> dict[str, float]:
-        """{name: ms}, in the order of the definitions."""
+        """The terms as {name: ms}, in the order of their definition."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def __str__(self) -> str:
@@ -68,7 +70,7 @@ class Prediction:
 
 
 def predict(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Prediction:
-    """The time of `plan` on `gpu`, a profile with costs or the name of one.
+    """Predict the time of `plan` on `gpu`, a profile with costs or the name of one.
 
     ValueError for a profile without costs, and for a plan of stage reference, which has no kernel. A plan without
     launches (no rows) takes no time.
@@ -79,7 +81,7 @@ def predict(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Prediction:
     item_us = item_us_of(plan, costs)
     sizes, merged = item_bytes(plan), merged_bytes(plan)
     read_before = np.cumsum(np.append(0.0, sizes if plan.item_order is None else sizes[plan.item_order]))
-    known: dict[tuple[str, bytes], float] = {}  # merges of rows that are cut alike take as long
+    known: dict[tuple[str, bytes], float] = {}  # launches with equal sizes take equal time
     for launch in plan.launches:
         programs = program_sizes(plan, launch, read_before, merged)
         key = launch.kernel, b"".join(array.tobytes() for array in programs)
@@ -98,7 +100,7 @@ def predict(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Prediction:
 
 
 def costs_for(plan: Plan, profile: GpuProfile) -> Costs:
-    """The profile's costs; ValueError where it has none, or the plan no kernel."""
+    """Return the profile's costs; ValueError if it has none, or if the plan has no kernel."""
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a pkv.Plan, got {type(plan).__name__}")
     if plan.family is Family.TORCH:
@@ -107,14 +109,14 @@ def costs_for(plan: Plan, profile: GpuProfile) -> Costs:
 
 
 def before_us(plan: Plan, costs: Costs) -> tuple[float, float]:
-    """What a step costs before its first launch, in us: (FlashInfer's planning, the rest)."""
+    """Return the costs of a step before its first launch, in us: (FlashInfer's planning, the rest)."""
     if not plan.launches:
         return 0.0, 0.0
     return costs.flashinfer_plan_us if plan.family is Family.FLASHINFER else 0.0, costs.step_us
 
 
 def program_gb_per_s(plan: Plan, launch: Launch, costs: Costs) -> float:
-    """The most that one of the launch's programs reads."""
+    """Return the most that one program of the launch reads, in GB/s."""
     theirs = costs.flashinfer_program_gb_per_s if plan.family is Family.FLASHINFER else None
     merges = costs.merge_gb_per_s if launch.kernel == "merge" and plan.family is not Family.FLASHINFER else None
     most = theirs or merges or costs.program_gb_per_s
@@ -122,13 +124,16 @@ def program_gb_per_s(plan: Plan, launch: Launch, costs: Costs) -> float:
 
 
 def item_us_of(plan: Plan, costs: Costs) -> float:
-    """The start-up of one of the plan's items, in us."""
+    """Return the start-up of one item of the plan, in us."""
     theirs = costs.flashinfer_item_us
     return costs.item_us if theirs is None or plan.family is not Family.FLASHINFER else theirs
 
 
 def slots_per_sm(plan: Plan, launch: Launch, profile: GpuProfile) -> int:
-    """Programs on an SM: as many as when costs were measured, else as the plan says; of a merge as many as it takes."""
+    """Return the programs that reside on one SM: as many as when costs were measured, else as the plan says.
+
+    For a merge it is as many as the SM can hold.
+    """
     if launch.kernel == "merge":
         return profile.limits.programs_per_sm
     measured = None if profile.costs is None or plan.family is Family.FLASHINFER else profile.costs.programs_per_sm
@@ -136,15 +141,15 @@ def slots_per_sm(plan: Plan, launch: Launch, profile: GpuProfile) -> int:
 
 
 def item_bytes(plan: Plan) -> Floats:
-    """Bytes of K and V that a program reads for each item [n_items]."""
+    """Return the bytes of K and V that a program reads for each item [n_items]."""
     tokens = plan.items[:, 2].astype(np.int64) - plan.items[:, 1]
     return tokens.astype(np.float64) * (plan.shape.kv_bytes_per_token / plan.shape.n_kv_heads)
 
 
 def merged_bytes(plan: Plan) -> Floats:
-    """Bytes of states that the merge of one query head moves, for each row [n_rows].
+    """Return the bytes of states that the merge of one query head moves, for each row [n_rows].
 
-    Each item with tokens has written out and lse in fp32, and they are read; none where the row has one item.
+    Each item with tokens writes out and lse in fp32, and the merge reads them. A row with one item moves none.
     """
     full = np.bincount(plan.items[plan.items[:, 2] > plan.items[:, 1], 0], minlength=plan.n_rows)
     n_states = np.where(np.diff(plan.partial_offsets) > 1, full, 0)
@@ -152,16 +157,16 @@ def merged_bytes(plan: Plan) -> Floats:
 
 
 def heads_of_merge(plan: Plan) -> int:
-    """How many programs of a merge do the same, each for its head: by row a query head, by cut a grid head."""
+    """Return how many programs of a merge do the same, one per head: query heads by row, grid heads by cut."""
     return plan.shape.grid_heads if plan.merging is Merging.BY_CUT else plan.shape.n_q_heads
 
 
 def merge_programs(plan: Plan, launch: Launch, merged: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
-    """(rows, bytes): what each program of a merge launch works on, in order; see heads_of_merge().
+    """Return (rows, bytes) of the programs of a merge launch, in order and per head; see heads_of_merge().
 
     merged [n_rows]: merged_bytes(plan). By row, each row has one program per query head. By cut, as in stream_k, each
-    cut has one per grid head: the n - 1 cuts between a row's n items move equal parts of its states. A row without a
-    cut has one program there too, with nothing to move; the rest of the grid comes and goes.
+    cut has one program per grid head: the n - 1 cuts between a row's n items move equal parts of its states. A row
+    without a cut has one program too, with nothing to move. The remaining programs of the grid do nothing.
     """
     rows = np.array(launch.rows, dtype=np.int64)
     n_bytes = merged[rows]
@@ -173,20 +178,21 @@ def merge_programs(plan: Plan, launch: Launch, merged: Floats) -> tuple[npt.NDAr
 
 
 def program_sizes(plan: Plan, launch: Launch, read_before: Floats, merged: Floats) -> tuple[Floats, Floats]:
-    """(bytes, items) of each program of a launch that has any, per head, in order.
+    """Return (bytes, items) of each program of a launch that has items, per head, in order.
 
-    read_before [n_items + 1]: the bytes of all items before each, in the order of programs; merged: merged_bytes(plan).
+    read_before [n_items + 1]: the bytes of all items before each item, in the order of programs. merged [n_rows]:
+    merged_bytes(plan).
     """
     if launch.kernel == "merge":
         _, n_bytes = merge_programs(plan, launch, merged)
         return n_bytes, np.ones(len(n_bytes))
     offsets = plan.program_offsets[launch.begin : launch.end + 1]
     n_bytes, n_items = np.diff(read_before[offsets]), np.diff(offsets).astype(np.float64)
-    return n_bytes[n_items > 0], n_items[n_items > 0]  # a program without items only comes and goes
+    return n_bytes[n_items > 0], n_items[n_items > 0]  # a program without items takes no time
 
 
 def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, n_bytes: Floats, n_items: Floats) -> float:
-    """From a launch's first program to the end of its last, in us; n_bytes, n_items: its program_sizes()."""
+    """Return the us from a launch's first program to the end of its last; n_bytes, n_items: its program_sizes()."""
     if not len(n_items):
         return 0.0
     item_us = item_us_of(plan, costs)
@@ -194,7 +200,7 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, n_b
     heads = plan.shape.grid_heads if launch.kernel == "decode" else heads_of_merge(plan)
     if plan.grid_order is GridOrder.ITEMS_FIRST and launch.kernel == "decode":
         n_bytes, n_items, heads = np.tile(n_bytes, heads), np.tile(n_items, heads), 1
-    # the heads of an item are alike and start together, so as many as divide the slots are dealt as one
+    # The heads of an item are alike and start together, so they are dealt in groups whose size divides the slots.
     as_one = math.gcd(n_slots, heads)
     n_bytes, n_items, heads = np.repeat(n_bytes, heads // as_one), np.repeat(n_items, heads // as_one), as_one
     most, memory = program_gb_per_s(plan, launch, costs) * 1000, costs.memory_gb_per_s * 1000  # bytes per us
@@ -203,8 +209,8 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, n_b
     draws = np.divide(slot_bytes, slots, out=np.zeros_like(slots), where=slots > 0)
     order = np.argsort(slots, kind="stable")
     widths, draws = np.diff(slots[order], prepend=0.0), draws[order]
-    # Programs of one size that follow one another start up together again, and leave the memory idle for that long.
-    # They come apart in time: about half of such a run stays together.
+    # Programs of equal size that follow one another start up together again, and the memory idles meanwhile. With time
+    # they drift apart: about half of such a run stays together.
     n_runs = 1 + np.count_nonzero(np.diff(n_bytes))
     together = heads * min(len(n_bytes) / n_runs, len(slots)) / 2
     demand = heads * np.cumsum(draws[::-1])[::-1]
@@ -214,7 +220,7 @@ def launch_us(plan: Plan, launch: Launch, profile: GpuProfile, costs: Costs, n_b
     room = memory if costs.sm_gb_per_s is None else min(memory, costs.sm_gb_per_s * 1000 * profile.n_sms)
     longest = float((widths * mean_of_at_least_one(demand / room, spread / room)).sum())
     if costs.sm_gb_per_s is not None:
-        alike = n_alike(heads, profile.n_sms)  # so many SMs, side by side, have the same to do
+        alike = n_alike(heads, profile.n_sms)  # number of neighbouring SMs that have the same work
         each = np.repeat(slots, heads // alike), np.repeat(slot_bytes, heads // alike)
         alone, sm_bytes = longest_and_bytes_by_sm(*each, profile.n_sms // alike)
         longest = max(longest, slowest_sm_us(alone, sm_bytes, costs.sm_gb_per_s * 1000, memory / alike))

@@ -1,9 +1,9 @@
-"""Where profiles of GPUs lie: those that ship with pkv, and the user's own, which `pkv calibrate` writes.
+"""Files of GPU profiles: those that ship with pkv, and the user's own, which `pkv calibrate` writes.
 
 A profile is a JSON file, NAME.json, with at least title, arch and n_sms:
 
     pkv/data/gpus/h200.json                        ships with pkv
-    cache_folder()/gpus/nvidia-h200-132-sms.json   the user's own; of two of one name it comes first
+    cache_folder()/gpus/nvidia-h200-132-sms.json   the user's own; takes precedence over a shipped one of its name
 """
 
 import json
@@ -16,11 +16,11 @@ from typing import Any
 
 SCHEMA = 1  # of the user's own files; a newer one is refused
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-LONGEST_TITLE = 80  # letters of it in a name, which leaves room for the SMs
+LONGEST_TITLE = 80  # characters of a title in a name, which leaves room for the SMs
 
 
 def cache_folder() -> Path:
-    """Where pkv keeps what it has measured here: $PKV_CACHE, else $XDG_CACHE_HOME/pkv, else ~/.cache/pkv; absolute."""
+    """Return the absolute path of pkv's measurements here: $PKV_CACHE, else $XDG_CACHE_HOME/pkv, else ~/.cache/pkv."""
     if own := os.environ.get("PKV_CACHE"):
         return Path(os.path.expanduser(own)).absolute()
     caches = os.environ.get("XDG_CACHE_HOME", "")
@@ -28,14 +28,14 @@ def cache_folder() -> Path:
 
 
 def checked_name(name: str) -> str:
-    """A profile's name, fit for a file; ValueError says what it may hold."""
+    """Return the name if it can name a profile's file; ValueError says which characters it may have."""
     if NAME.fullmatch(name) is None:
         raise ValueError(f"name = {name!r} must be small letters, digits, '.', '_' and '-', at most 100 of them")
     return name
 
 
 def name_for(title: str) -> str:
-    """A profile's name from what a card or a file calls itself.
+    """Make a profile's name from the title of a card or a file.
 
     >>> name_for("NVIDIA RTX 6000 (engineering sample)")
     'nvidia-rtx-6000-engineering-sample'
@@ -44,27 +44,27 @@ def name_for(title: str) -> str:
 
 
 def own_file(name: str) -> Path:
-    """Where the user's own profile of that name lies, or would lie."""
+    """Return the path of the user's own profile of that name, whether it exists or not."""
     return cache_folder() / "gpus" / f"{checked_name(name)}.json"
 
 
 def own_names() -> list[str]:
-    """Names of the user's own profiles, in order."""
+    """Return the names of the user's own profiles, in order."""
     return names_in(cache_folder() / "gpus")
 
 
 def shipped_names() -> list[str]:
-    """Names of the profiles that ship with pkv, in order."""
+    """Return the names of the profiles that ship with pkv, in order."""
     return names_in(shipped_folder())
 
 
 def shipped_folder() -> Traversable:
-    """Where the shipped profiles lie."""
+    """Return the folder of the shipped profiles."""
     return resources.files("pkv") / "data" / "gpus"
 
 
 def names_in(folder: "Traversable | Path") -> list[str]:
-    """Names of the profiles in a folder; none where there is no folder."""
+    """Return the names of the profiles in a folder; none if there is no folder."""
     if not folder.is_dir():
         return []
     files = (entry.name for entry in folder.iterdir())
@@ -72,13 +72,13 @@ def names_in(folder: "Traversable | Path") -> list[str]:
 
 
 def read_shipped(name: str) -> dict[str, Any]:
-    """The file of a shipped profile."""
+    """Read the file of a shipped profile."""
     found: dict[str, Any] = json.loads((shipped_folder() / f"{name}.json").read_text(encoding="utf-8"))
     return found
 
 
 def read_own(name: str) -> dict[str, Any]:
-    """The user's own file; ValueError names it and says what to do where it is broken, or newer than this pkv."""
+    """Read the user's own file; if it is broken or newer than this pkv, ValueError names it and says what to do."""
     file = own_file(name)
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -97,21 +97,21 @@ def read_own(name: str) -> dict[str, Any]:
 
 
 def broken(file: Path, name: str, reason: str) -> ValueError:
-    """The error that a user's own file cannot be read, and why."""
+    """Make the error which says that a user's own file cannot be read, and why."""
     return ValueError(
         f"{file} is no profile of a GPU ({reason}): delete it, or write it again with `pkv calibrate --name {name}`"
     )
 
 
 def write_own(name: str, fields: dict[str, Any]) -> Path:
-    """Write one of the user's own profiles; the file."""
+    """Write one of the user's own profiles and return its path."""
     file = own_file(name)
     file.parent.mkdir(parents=True, exist_ok=True)
     return write(file, {"schema": SCHEMA} | fields)
 
 
 def write(file: Path, fields: dict[str, Any]) -> Path:
-    """Write a profile, so that a reader sees the old file or the new one, never a part; the file."""
+    """Write a profile and return its path. A reader sees the old file or the new one, never a part of one."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     part.write_text(json.dumps(fields, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     part.replace(file)

@@ -1,4 +1,4 @@
-"""The cards that are known: by name, from files; by device, as torch tells; and what the option `gpu=` means.
+"""Look-up of GPU profiles: by name, by the device that torch sees, and by the option `gpu=`.
 
 >>> load_gpu("rtx3060").n_sms
 28
@@ -16,14 +16,14 @@ from pkv.plans.gpu import DEFAULT_GPU, DEFAULT_TILE, Costs, GpuProfile
 
 
 def gpu_names() -> list[str]:
-    """Names of all profiles, in order: those that ship with pkv, and the user's own."""
+    """Return the names of all profiles, in order: those that ship with pkv, and the user's own."""
     return sorted({*shipped_names(), *own_names()})
 
 
 def load_gpu(name: str) -> GpuProfile:
-    """The profile `name`, the user's own before the shipped one. ValueError lists the names there are.
+    """Return the profile `name`, the user's own before the shipped one. ValueError lists the known names.
 
-    A file of the user's own that cannot be read is a ValueError too, which names it and says what to do.
+    If the user's own file cannot be read, ValueError names it and says what to do.
     """
     if not isinstance(name, str) or name not in gpu_names():
         raise ValueError(
@@ -34,20 +34,20 @@ def load_gpu(name: str) -> GpuProfile:
 
 
 def forget_profiles() -> None:
-    """Read profiles anew: a file has changed."""
+    """Forget the profiles that were read, because a file has changed; they are read again when they are needed."""
     for known in (_own, _warn_once, _gpu_of_index):
         known.cache_clear()
 
 
 @functools.cache
 def _shipped(name: str) -> tuple[GpuProfile, str]:
-    """(profile, title of its card)."""
+    """Read a shipped profile: (profile, title of its card)."""
     return profile_of(name, fields := read_shipped(name)), fields["title"]
 
 
 @functools.cache
 def _own(name: str, folder: Path) -> tuple[GpuProfile, str]:
-    """The same of the user's own; folder: where it lies, on which the answer depends."""
+    """Read one of the user's own profiles: (profile, title of its card). folder: where it lies, for the cache's key."""
     fields = read_own(name)
     try:
         return profile_of(name, fields), str(fields["title"])
@@ -56,16 +56,16 @@ def _own(name: str, folder: Path) -> tuple[GpuProfile, str]:
 
 
 def profile_of(name: str, fields: dict[str, Any]) -> GpuProfile:
-    """The profile that a file's fields say."""
+    """Make a profile from a file's fields."""
     costs = Costs(**fields["costs"]) if fields.get("costs") is not None else None
     return GpuProfile(name, fields["arch"], fields["n_sms"], costs, fields.get("tile", DEFAULT_TILE))
 
 
 def gpu_for(title: str, arch: int, n_sms: int) -> GpuProfile:
-    """The profile of a card that calls itself `title`, with so many SMs; without costs where there is none.
+    """Return the profile of the card with this title, arch and number of SMs; if there is none, one without costs.
 
-    The user's own comes before the shipped one; of several the first by name. One that cannot be read is passed over,
-    with one warning: which card it is of is not known, and decoding must not fail by it.
+    The user's own profiles come before the shipped ones; among several the first by name is taken. A file that cannot
+    be read is skipped with one warning: its card is unknown, and decoding must not fail because of it.
     """
     readable = {}
     for name in own_names():
@@ -92,7 +92,7 @@ def _gpu_of_index(index: int) -> GpuProfile:
 
 
 def gpu_of(device: torch.device | None) -> GpuProfile:
-    """The card that `device` lies on (None: the current one), see gpu_for(); without a GPU the home card, rtx3060."""
+    """Return the profile of `device` (None: the current one), see gpu_for(); without a GPU the home card, rtx3060."""
     if device is None:
         device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
     if device.type != "cuda":
@@ -101,7 +101,7 @@ def gpu_of(device: torch.device | None) -> GpuProfile:
 
 
 def resolve_gpu(gpu: "str | GpuProfile | None") -> GpuProfile:
-    """What the option `gpu=` means: a profile, the name of one, or None for the card at hand."""
+    """Resolve the option `gpu=`: a profile, the name of one, or None for the card at hand."""
     if gpu is None:
         return gpu_of(None)
     if not isinstance(gpu, str | GpuProfile):

@@ -1,17 +1,17 @@
-"""Play a plan on a GPU's SMs: who runs what, and when. No kernel runs; the clock is a model.
+"""Simulate a plan on a GPU's SMs: which program runs where, and when. No kernel runs; the clock is a model.
 
-Each launch's programs go, in the order of its grid, to the first free slot; an SM has as many slots as programs reside
-on it. A program does its items one after another: each waits item_us, then reads its bytes. All programs that read
-share the memory equally, and none draws more than program_gb_per_s. Where costs name sm_gb_per_s, SMs share the memory
-equally instead, and the programs of an SM its share, which is sm_gb_per_s at most. The next launch begins launch_us
-after the last program of the one before has ended.
+A launch's programs go, in grid order, to the first free slot. An SM has as many slots as programs reside on it. A
+program does its items one after another: each waits item_us, then reads its bytes. All programs that read share the
+memory equally, and none draws more than program_gb_per_s. If costs name sm_gb_per_s, SMs share the memory equally
+instead; an SM gets at most sm_gb_per_s, and its programs share that equally. A launch begins launch_us after the last
+program of the launch before it has ended.
 
-Two items of 100 kB on one SM with two slots, memory 40 GB/s, a program at most 25 GB/s: both start up for item_us, then
-read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
+Example: two items of 100 kB on one SM with two slots, memory 40 GB/s, a program at most 25 GB/s. Both start up for
+item_us, then read at 20 GB/s each, for 5 us. Alone, an item reads at 25 GB/s, for 4 us.
 
-An item's bytes are the K and V of its tokens, read once by each of its programs: the model knows no cache. A merge
-program reads the states of its row's items, of stream_k's an equal part of them; their writing is charged to it as
-well. In the grid heads run fastest, and items in FlashInfer's kernels. Costs are those of pkv.plans.gpu.Costs.
+An item's bytes are the K and V of its tokens, read once by each of its programs: the model has no caches. A merge
+program reads the states of its row's items, or in stream_k an equal part of them. Writing the states is charged to it
+too. In the grid heads run fastest; in FlashInfer's kernels items do. Costs are those of pkv.plans.gpu.Costs.
 """
 
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ from pkv.wording.counts import count_of
 SPAN = np.dtype(
     [
         ("launch", "i4"),  # index in plan.launches
-        ("program", "i4"),  # number on the plan's program axis; of a merge: place in costs.merge_programs
-        ("head", "i4"),  # grid head; of a merge: query head, of stream_k's grid head
+        ("program", "i4"),  # number on the plan's program axis; in a merge: place in costs.merge_programs
+        ("head", "i4"),  # grid head; in a merge: query head, or grid head in stream_k's
         ("item", "i4"),  # index in plan.items; -1 for a merge
         ("row", "i4"),
         ("sm", "i4"),
-        ("slot", "i4"),  # which of the SM's places for a program
+        ("slot", "i4"),  # which of the SM's slots
         ("begin_us", "f8"),
         ("end_us", "f8"),
     ]
@@ -58,10 +58,10 @@ SPAN = np.dtype(
 @renew_properties
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """What simulate() saw. Time 0 is when the first launch is asked for; times in us.
+    """The result of simulate(): when and where each item ran. Times are in us; time 0 is the first launch call.
 
-    plan, gpu: what was played, and on which card. work, played: of each launch. launch_us [n_launches, 2]: begin and
-    end of each launch. fixed_us: what the step costs before the first launch. gpu_ms: the whole step.
+    plan, gpu: the plan that was played, and the card. work, played: one entry per launch. launch_us [n_launches, 2]:
+    begin and end of each launch. fixed_us: the cost of the step before the first launch. gpu_ms: the whole step, in ms.
     """
 
     plan: Plan
@@ -73,9 +73,9 @@ class Timeline:
 
     @cached_property
     def spans(self) -> npt.NDArray[np.void]:
-        """[n_spans] of dtype SPAN: one entry per item and grid head, or per merge program, in the order they start.
+        """Spans [n_spans] of dtype SPAN: one per item and grid head, or per merge program, in the order they start.
 
-        A span holds its start-up. Only who draws a step, or looks at one, needs them.
+        A span includes its start-up. Spans are computed on first use: only drawing or inspecting a step needs them.
         """
         found = [_spans_of(self, index) for index in range(len(self.played))]
         spans = np.concatenate(found) if found else np.zeros(0, dtype=SPAN)
@@ -83,12 +83,12 @@ class Timeline:
 
     @property
     def has_work(self) -> bool:
-        """False where nothing is launched, or no launch has anything to do."""
+        """True if some launch has work; False if nothing is launched, or no launch has anything to do."""
         return any(len(played.begin_us) for played in self.played)
 
     @property
     def makespan_us(self) -> float:
-        """From the first launch asked for to the end of the last; 0 where there is none."""
+        """The us from the first launch call to the end of the last launch; 0 if there is none."""
         return float(self.launch_us[-1, 1]) if len(self.launch_us) else 0.0
 
     @property
@@ -97,7 +97,7 @@ class Timeline:
 
     @cached_property
     def busy_us(self) -> npt.NDArray[np.float64]:
-        """Per SM [n_sms]: the time with at least one program that reads. A start-up is not busy."""
+        """The us in which at least one program reads, for each SM [n_sms]. A start-up does not count."""
         busy = np.zeros(self.gpu.n_sms)
         item_us = item_us_of(self.plan, self.gpu.needed_costs())
         for played in self.played:
@@ -107,12 +107,12 @@ class Timeline:
 
     @property
     def tail_idle(self) -> float:
-        """The share of SMs x makespan in which an SM reads nothing, between 0 and 1; 0 where nothing is launched."""
+        """The share of SMs x makespan in which an SM reads nothing, between 0 and 1; 0 if nothing is launched."""
         whole = self.gpu.n_sms * self.makespan_us
         return 1.0 - float(self.busy_us.sum()) / whole if whole else 0.0
 
     def __str__(self) -> str:
-        """The step in a few lines: each launch, when, how many programs, and who ends it."""
+        """Return the step in a few lines: for each launch its times, its number of spans, and its last span."""
         plan = self.plan
         lines = [
             f"Timeline of stage {plan.stage} on {self.gpu.name}: {self.gpu_ms:.4g} ms, of which {self.fixed_us:.4g} us "
@@ -132,7 +132,7 @@ class Timeline:
 def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
     """Play `plan` on `gpu`, a profile with costs or the name of one; the same plan always gives the same Timeline.
 
-    SMs and costs are gpu's, and so is the number of programs that reside on an SM, where the costs name it; else it is
+    The SMs and the costs are gpu's. So is the number of programs that reside on an SM, if the costs name it; else it is
     the plan's. A plan without launches (no rows) takes no time. ValueError for a profile without costs, and for a plan
     of stage reference, which has no kernel.
     """
@@ -160,7 +160,7 @@ def simulate(plan: Plan, gpu: "str | GpuProfile" = DEFAULT_GPU) -> Timeline:
 
 
 def _decode_work(plan: Plan, launch: Launch, sizes: Floats) -> Work:
-    """Each program of a head does all the items of its number, in order. sizes [n_items]: bytes of the plan's items."""
+    """Return the work of a decode launch: a program of each head does its items in order. sizes [n_items]: bytes."""
     heads = plan.shape.grid_heads
     offsets = plan.program_offsets[launch.begin : launch.end + 1].astype(np.int64)
     items = slice(offsets[0], offsets[-1])
@@ -172,13 +172,16 @@ def _decode_work(plan: Plan, launch: Launch, sizes: Floats) -> Work:
 
 
 def _merge_work(plan: Plan, launch: Launch, merged: Floats) -> Work:
-    """Each program does its part of a row at once; a row of one item has been written by its decode program."""
+    """Return the work of a merge launch: each program merges its part of a row at once.
+
+    A row of one item moves nothing: its decode program has written it.
+    """
     _, n_bytes = merge_programs(plan, launch, merged)
     return Work(n_bytes, np.arange(len(n_bytes) + 1), heads_of_merge(plan))
 
 
 def _spans_of(timeline: Timeline, index: int) -> npt.NDArray[np.void]:
-    """The spans of one launch, in the order of its grid."""
+    """Return the spans of one launch, in the order of its grid."""
     plan, work, played = timeline.plan, timeline.work[index], timeline.played[index]
     launch = plan.launches[index]
     program, copy, place = work.spans()
@@ -202,7 +205,7 @@ def _spans_of(timeline: Timeline, index: int) -> npt.NDArray[np.void]:
 
 
 def union_us(begin: Floats, end: Floats, sm: npt.NDArray[np.int64], n_sms: int) -> Floats:
-    """Per SM [n_sms]: how long at least one of its ranges [begin, end) lasts.
+    """Return, for each SM [n_sms], how long at least one of its ranges [begin, end) lasts.
 
     >>> union_us(np.array([0.0, 1.0, 5.0, 0.0]), np.array([2.0, 3.0, 6.0, 1.0]), np.array([0, 0, 0, 1]), 3).tolist()
     [4.0, 1.0, 0.0]

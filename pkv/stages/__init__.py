@@ -1,7 +1,7 @@
-"""The stages, in reading order, and what every stage is.
+"""The stages, in reading order, and the protocol that each stage follows.
 
-A stage is a module with all that `Stage` names. Stages differ in who does which tiles; the attention maths
-(kernels/tile.py) and the merge (kernels/merging.py) are the same in all.
+A stage is a module with all the names of `Stage`. Stages differ in which program does which tiles. The attention maths
+(kernels/tile.py) and the merge (kernels/merging.py) are the same in all stages.
 """
 
 from collections.abc import Callable
@@ -23,45 +23,47 @@ from pkv.stages import (
 
 
 class Stage(Protocol):
-    """What a module must have to be a stage; a new one is a file, and a line in STAGES."""
+    """The names that a module must have to be a stage. A new stage is a file, and a line in STAGES."""
 
     @property
     def PLANNED_ON(self) -> str:
-        """ "gpu": its kernels find their work from the lengths on the GPU; "host": plan() must know the lengths."""
+        """ "gpu": the kernels find their work from the lengths on the GPU; "host": plan() must know the lengths."""
 
     @property
     def FAMILY(self) -> Family:
-        """Whose kernels it launches."""
+        """Whose kernels the stage launches."""
 
     @property
     def PARTS(self) -> tuple[str, ...]:
-        """Which parts of others (pkv.Parts) can take the place of ours; where any can, launch() takes parts= too."""
+        """The parts (see pkv.Parts) that a user can replace; if there are any, launch() takes parts= too."""
 
     @property
     def plan(self) -> Callable[..., Plan]:
-        """(lengths int32 [n_rows], shape, *, options) -> Plan. Pure, on the CPU; needs neither Triton nor a GPU."""
+        """(lengths int32 [n_rows], shape, *, options) -> Plan. A pure function on the CPU, without Triton or a GPU."""
 
     @property
     def launch(self) -> Callable[..., None]:
-        """(q, cache, plan, scale, out, lse): run the plan. Fills out [n_rows, n_q_heads, head_dim] and lse (fp32)
-        [n_rows, n_q_heads]."""
+        """(q, cache, plan, scale, out, lse): run the plan and fill out [n_rows, n_q_heads, head_dim] and lse.
+
+        lse is fp32 [n_rows, n_q_heads]."""
 
     @property
     def fault_of_items(self) -> Callable[[Plan], str | None]:
-        """(plan): where its items are not those that the kernel will find; None if they agree, or the kernel reads
-        them."""
+        """(plan): say where the plan's items differ from those that the kernel will find; None if they agree.
+
+        It is None too if the kernel reads the items."""
 
 
 class RepeatedStage(Stage, Protocol):
-    """A stage whose launch can be repeated for other tensors of the same kind, without looking at the plan again."""
+    """A stage that can repeat a launch for other tensors of the same kind, without looking at the plan again."""
 
     @property
     def arguments(self) -> Callable[..., KernelArgs]:
-        """(q, cache, plan, scale, out, lse): what its kernels are launched with."""
+        """(q, cache, plan, scale, out, lse): make the arguments of the stage's kernels."""
 
     @property
     def launcher(self) -> Callable[[Plan, int], Callable[[KernelArgs], None]]:
-        """(plan, capacity of the cache in tokens a row): what launches them, as often as it is called."""
+        """(plan, capacity of the cache in tokens per row): make the function that launches the kernels at each call."""
 
 
 STAGES: dict[str, Stage] = {

@@ -1,7 +1,7 @@
-"""Stages by name, their options, and what other libraries call the same things.
+"""Stages by name, their options, and the names that other libraries use for the same arguments.
 
-Whoever comes from FlashInfer, flash-attn, vLLM, transformers or torch tries that library's words first: an error says
-which word it is here, or that there is none and what holds instead.
+Users of FlashInfer, flash-attn, vLLM, transformers or torch try that library's names first. The error then says what
+pkv calls the argument, or that pkv does not have it and what holds instead.
 """
 
 import difflib
@@ -18,7 +18,7 @@ TAKEN_BY = dict.fromkeys(("scale", "out", "check"), "pkv.run and pkv.decode") | 
     "parts": "pkv.plan, pkv.run and pkv.decode", "stage": "pkv.plan and pkv.decode", "return_lse": "pkv.decode",
     **dict.fromkeys(("splits", "tile", "gpu"), "pkv.plan and pkv.decode, for stages that have it"),
 }  # fmt: skip
-OURS = {  # the words of others, by ours
+OURS = {  # other libraries' names for each argument of pkv's
     "scale": "sm_scale softmax_scale scaling attn_scale attention_scale qk_scale scale_factor score_scale bmm1_scale",
     "out": "output o out_tensor attn_output",
     "splits": "num_splits n_splits split num_kv_splits kv_splits max_num_splits num_kv_chunks max_num_partitions",
@@ -27,7 +27,7 @@ OURS = {  # the words of others, by ours
     "gpu": "gpu_name arch",
     "return_lse": "return_softmax_lse lse return_logsumexp return_lse_base_on_e",
 }
-NONE = {  # words for which there is none, by what holds instead
+NONE = {  # names of arguments that pkv does not have, by what holds instead
     "a row's query is its newest token, which sees all cached tokens, so there is nothing to mask: leave it out":
         "causal is_causal",
     "every cached token of a row counts, up to the cache's lengths: mask by a cache with fewer tokens":
@@ -63,7 +63,7 @@ WHAT_HOLDS = {theirs: text for text, words in NONE.items() for theirs in words.s
 
 
 def find_stage(name: str) -> Stage:
-    """The module of a stage; ValueError lists the names there are."""
+    """Return the module of a stage; ValueError lists the known names."""
     if not isinstance(name, str) or name not in STAGES:
         raise ValueError(f"stage = {name!r} does not exist; choose one of {', '.join(STAGES)}")
     return STAGES[name]
@@ -71,13 +71,13 @@ def find_stage(name: str) -> Stage:
 
 @functools.cache
 def options_of(stage: str) -> list[str]:
-    """The options that a stage's plan() takes."""
+    """Return the options that a stage's plan() takes."""
     parameters = inspect.signature(find_stage(stage).plan).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
-    """The options, provided that the stage has them and their types are right; what is None is left out."""
+    """Return the options without those that are None; raise unless the stage has them and their types are right."""
     known = options_of(stage)
     checked = {}
     for name, value in options.items():
@@ -98,7 +98,7 @@ def checked_options(stage: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def unknown_argument(fault: str, name: str, known: Sequence[str]) -> TypeError:
-    """The error for an argument that a function does not have, with what to do. known: those that it has."""
+    """Make the error for an argument that a function does not have, with the remedy. known: the arguments it has."""
     if name in WHAT_HOLDS:
         return TypeError(f"{fault}. pkv has no {name}: {WHAT_HOLDS[name]}")
     if name in OWN_WORDS:

@@ -1,4 +1,4 @@
-"""Stage 0, reference: PyTorch, row by row through the block table. The specification of every other stage.
+"""Stage 0, reference: attention in PyTorch, row by row through the block table. It specifies every other stage.
 
 For row r with L tokens, query head h and KV head j = h // G:
 
@@ -8,7 +8,7 @@ For row r with L tokens, query head h and KV head j = h // G:
     lse      = log(sum_t exp(score[t]))           natural logarithm
     L = 0:     out = 0, lse = -inf
 
-Lengths [5, 40] give the items (0, 0:5), (1, 0:40): one per row, and no kernel launch of ours.
+Lengths [5, 40] give the items (0, 0:5), (1, 0:40): one per row, and no kernel launch of pkv's.
 """
 
 import numpy as np
@@ -27,7 +27,7 @@ PARTS: tuple[str, ...] = ()
 
 
 def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = None) -> Plan:
-    """One item per row, all of it."""
+    """Plan one item per row, which holds the whole row."""
     n_rows = len(lengths)
     rows = np.arange(n_rows)
     return Plan(
@@ -46,31 +46,31 @@ def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = 
 
 
 def fault_of_items(plan: Plan) -> None:
-    """None: whatever the items are, each row is attended to as a whole."""
+    """Return None: whatever the items are, each row is attended to as a whole."""
 
 
 @torch.no_grad()
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Fill out and lse row by row; a row that is not in use has no tokens."""
+    """Fill out [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads] row by row. Rows not in use have no tokens."""
     out.zero_()
     lse.fill_(-torch.inf)
     for row in cache.active_rows:
-        # read n_kv_heads * head_dim * L elements of K and as many of V, whatever the number of query heads
+        # this reads n_kv_heads * head_dim * L elements of K and as many of V, whatever the number of query heads
         k, v = cache.gather(row)  # [L, n_kv_heads, head_dim]
         out[row], lse[row] = attend_row(q[row], k, v, scale)
 
 
 def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one token over one row: q [n_q_heads, head_dim], k and v [L, n_kv_heads, head_dim].
+    """Compute attention of one token over one row: q [n_q_heads, head_dim], k and v [L, n_kv_heads, head_dim].
 
-    Computes in fp64, whatever the inputs: a specification should not round, nor follow autocast or TF32. Returns out
-    [n_q_heads, head_dim] and lse [n_q_heads]. No tokens, or only scores of -inf: out 0, lse -inf.
+    The arithmetic is fp64 whatever the inputs: a specification should not round, nor follow autocast or TF32. Returns
+    out [n_q_heads, head_dim] and lse [n_q_heads], both fp64. No tokens, or only scores of -inf, give out 0, lse -inf.
     """
     n_q_heads, head_dim = q.shape
     n_tokens, n_kv_heads, _ = k.shape
-    if n_tokens == 0:  # the softmax of no scores does not exist
+    if n_tokens == 0:  # the softmax of no scores is undefined
         out = q.new_zeros(n_q_heads, head_dim, dtype=torch.float64)
         return out, q.new_full((n_q_heads,), -torch.inf, dtype=torch.float64)
     grouped = q.double().reshape(n_kv_heads, n_q_heads // n_kv_heads, head_dim)  # head h is [h // G, h % G]

@@ -1,8 +1,8 @@
-"""Stage 1, length buckets: rows of equal length share a launch, so every bound is exact, at a launch per length.
+"""Stage 1, length buckets: rows of equal length share a launch, so every bound is exact, at one launch per length.
 
-The kernel is split_kv's: in a bucket the longest row is every row, so no split is empty, as long as the row has a tile
-for each. The price is one decode and one merge launch per distinct length: eight rows of eight lengths cost 16 launches
-where split_kv needs 2.
+The kernel is split_kv's. In a bucket every row is the longest, so no split is empty, as long as the row has a tile for
+each split. The price is one decode and one merge launch per distinct length: eight rows of eight lengths cost 16
+launches where split_kv needs 2.
 
 Lengths [40, 5, 40], tile 16, splits 2: buckets 5 (row 1) and 40 (rows 0 and 2).
 """
@@ -30,7 +30,7 @@ def plan(
     tile: int | None = None,
     gpu: "str | GpuProfile | None" = None,
 ) -> Plan:
-    """One bucket per distinct length, shortest first; `splits` per row (default: each bucket fills the GPU once)."""
+    """Plan one bucket per distinct length, shortest first; `splits` per row (default: a bucket fills the GPU once)."""
     profile, tile, resident = sizes_for(gpu, tile, shape)
     n_rows = len(lengths)
     buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]

@@ -1,12 +1,12 @@
 """Stage 1, split-KV: cut every row into as many splits as the longest row gets, so that few rows still fill the GPU.
 
 The grid is rows x KV heads x splits. Bounds come from the longest row's tiles, so a short row's later splits hold no
-token: their programs start, find nothing, write an empty state and leave. They are visible as empty items.
+token. Their programs start, find nothing, write an empty state and exit. In the plan they are empty items.
 
 Lengths [5, 40], tile 16, splits 2: the longest row has 3 tiles, cut 0:1 and 1:3, so the items are
 (0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40).
 
-The kernel finds the longest row itself, from the lengths on the GPU. So it needs nothing from the host: with
+The kernel finds the longest row itself, from the lengths on the GPU, so it needs nothing from the host. With
 `dynamic=True` one plan serves every step while lengths change, also inside a captured CUDA graph.
 """
 
@@ -42,7 +42,7 @@ def plan(
     gpu: "str | GpuProfile | None" = None,
     dynamic: bool = False,
 ) -> Plan:
-    """`splits` splits per row (default: enough to fill the GPU once); dynamic: the lengths are upper bounds."""
+    """Plan `splits` splits per row (default: enough to fill the GPU once); dynamic: the lengths are upper bounds."""
     profile, tile, resident = sizes_for(gpu, tile, shape)
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))
@@ -57,7 +57,7 @@ def rectangle(
     stage: str, lengths: Int32Array, shape: Shape, items: Int32Array, n_splits: int, tile: int, gpu: GpuProfile,
     resident: int, dynamic: bool,
 ) -> Plan:  # fmt: skip
-    """The plan of a grid of rows x splits: n_splits items for each row, a program for each, in two launches."""
+    """Make the plan of a grid of rows x splits: n_splits items per row, one program per item, in two launches."""
     n_rows = len(lengths)
     return Plan(
         stage=stage,
@@ -75,7 +75,7 @@ def rectangle(
 
 
 def default_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: int, resident: int) -> int:
-    """As many splits as fill the GPU once, none shorter than it pays.
+    """Return the number of splits per row that fills the GPU once, with at least MIN_TILES_PER_SPLIT tiles in each.
 
     >>> default_splits(1, Shape(32, 8, 128, 16, "float16"), longest=8192, tile=16, n_sms=28, resident=9)
     28
@@ -86,7 +86,10 @@ def default_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: in
 
 
 def split_items(lengths: Int32Array, longest: int, n_splits: int, tile: int) -> Int32Array:
-    """Items of rows cut like the longest one: split s of S covers its tiles [n * s // S, n * (s + 1) // S)."""
+    """Cut rows like the longest one, of n tiles: split s of S covers its tiles [n * s // S, n * (s + 1) // S).
+
+    Returns the items, int32 [n_rows * S, 3].
+    """
     n_tiles = -(-longest // tile)
     bounds = n_tiles * np.arange(n_splits + 1, dtype=np.int64) // n_splits * tile
     rows = np.repeat(np.arange(len(lengths)), n_splits)
@@ -96,12 +99,12 @@ def split_items(lengths: Int32Array, longest: int, n_splits: int, tile: int) -> 
 
 
 def indices_of(rows: npt.NDArray[np.int64], partial_offsets: Int32Array, n_splits: int) -> npt.NDArray[np.int64]:
-    """Where the items of some rows of n_splits each lie, row after row."""
+    """Return the indices of the items of some rows, each of n_splits items, row after row."""
     return (partial_offsets[rows][:, None] + np.arange(n_splits)).ravel()
 
 
 def fault_of_items(plan: Plan) -> str | None:
-    """Where the plan's items are not those that the kernel cuts; None if they agree."""
+    """Say where the plan's items differ from those that the kernel cuts; None if they agree."""
     for launch in plan.launches:
         if not 1 <= launch.n_splits <= MOST_SPLITS:
             return f"a {launch.kernel} launch has no splits, or more than {MOST_SPLITS}"
@@ -121,14 +124,14 @@ def fault_of_items(plan: Plan) -> str | None:
 
 
 def items_of_programs(plan: Plan) -> npt.NDArray[np.int64]:
-    """The item of each program; -1 for all of them if some program has none, or several."""
+    """Return the item of each program; -1 for all programs if some program has no item, or several."""
     if not np.array_equal(plan.program_offsets, np.arange(plan.n_items + 1)):
         return np.full(plan.n_programs, -1)
     return np.arange(plan.n_items) if plan.item_order is None else plan.item_order.astype(np.int64)
 
 
 def fault_of_cut(rows: list[int], planned: Int32Array, cut: Int32Array, n_splits: int) -> str | None:
-    """The first of these rows, each of n_splits items, that is planned otherwise than the kernel cuts it."""
+    """Say which of these rows (of n_splits items each) is the first whose planned items are not the kernel's."""
     by_row = (len(rows), n_splits, 3)
     for row, mine, kernels in zip(rows, planned.reshape(by_row), cut.reshape(by_row), strict=True):
         if (mine[:, 1:] != kernels[:, 1:]).any():
@@ -137,7 +140,7 @@ def fault_of_cut(rows: list[int], planned: Int32Array, cut: Int32Array, n_splits
 
 
 def launches_of(rows: tuple[int, ...], first_program: int, n_splits: int) -> tuple[Launch, ...]:
-    """The decode launch of some rows cut into n_splits each, and the merge launch where there is anything to merge."""
+    """Make the decode launch of rows that are cut into n_splits each, and the merge launch if n_splits is above 1."""
     if not rows:
         return ()
     decode = Launch("decode", rows, first_program, first_program + len(rows) * n_splits, n_splits)
@@ -181,7 +184,7 @@ def split_kv_kernel(
 
 @triton.jit
 def longest_row(lengths, row_ids, n_rows):
-    """The greatest length among the launch's rows."""
+    """Find the greatest length among the launch's rows, in tokens."""
     longest = 0
     for first in range(0, n_rows, 128):
         index = first + tl.arange(0, 128)
@@ -197,9 +200,9 @@ def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
     parts: Parts | None = None,
 ) -> None:  # fmt: skip
-    """Run the plan's launches in order: decode, then merge where rows are split.
+    """Run the plan's launches in order: decode, then merge if rows are split.
 
-    A launch of all rows reads no array of the plan. So a captured graph of it needs none.
+    A launch of all rows reads no array of the plan, so a captured graph of it needs none.
     """
     args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     for step in plan.launches:

@@ -1,14 +1,15 @@
-"""Stage 2, row-local bounds: every row is cut by its own length, so that all its splits share its tokens.
+"""Stage 2, row-local bounds: every row is cut by its own length, so that its splits divide its tokens evenly.
 
-The grid is split_kv's, rows x KV heads x splits, and so are the two launches. Only the bounds differ: split s of S
-covers the tiles [n * s // S, n * (s + 1) // S) of the row's own n. So a short row keeps S programs busy with a little
-each, where split_kv leaves most of them without a token. A row of fewer tiles than splits gets one tile per split; the
-splits after its last tile are empty: they write a neutral state and leave early.
+The grid, rows x KV heads x splits, and the two launches are split_kv's. Only the bounds differ: split s of S covers the
+tiles [n * s // S, n * (s + 1) // S) of the row's own n tiles. So a short row keeps S programs busy with a little work
+each, where split_kv leaves most of them without a token. A row with fewer tiles than splits gets one tile per split.
+The splits after its last tile are empty: they write a neutral state and exit early.
 
 Lengths [5, 40], tile 16, splits 2: row 0 has 1 tile, row 1 has 3, so the items are
 (0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40). Lengths [40, 200]: (0, 0:16), (0, 16:40), (1, 0:96), (1, 96:200).
 
-Nothing is needed from the host: with `dynamic=True` one plan serves every step, also inside a captured CUDA graph.
+The kernel needs nothing from the host: with `dynamic=True` one plan serves every step, also inside a captured CUDA
+graph.
 """
 
 import numpy as np
@@ -31,8 +32,8 @@ from pkv.wording.checks import MOST_SPLITS
 PLANNED_ON = "gpu"
 FAMILY = Family.PKV
 PARTS = ("attend_tokens", "merge")
-# The best on average over 18 batches, on an H200 and on 28 of its SMs (data/results/default_cuts.json). With one fill a
-# row of 64k among 63 short ones takes 5 to 7 times as long.
+# The best average over 18 batches, on an H200 and on 28 of its SMs (data/results/default_cuts.json). With splits that
+# fill the GPU only once, a row of 64k tokens among 63 short ones takes 5 to 7 times as long.
 OVERSUBSCRIPTION, LEAST_SPLITS = 3, 12
 
 
@@ -45,7 +46,7 @@ def plan(
     gpu: "str | GpuProfile | None" = None,
     dynamic: bool = False,
 ) -> Plan:
-    """`splits` splits per row (default: see ragged_splits); dynamic: the lengths are upper bounds."""
+    """Plan `splits` splits per row (default: see ragged_splits); dynamic: the lengths are upper bounds."""
     profile, tile, resident = sizes_for(gpu, tile, shape, "row_local")
     n_rows = len(lengths)
     longest = int(lengths.max(initial=0))
@@ -57,10 +58,10 @@ def plan(
 
 
 def ragged_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: int, resident: int) -> int:
-    """As many splits as fill the GPU once, and for several rows three times as many, at least 12.
+    """Return the splits per row: enough to fill the GPU once, and for several rows three times that, at least 12.
 
-    Rows may be ragged, and nobody knows before. If one holds most of the tokens, a share as large as the others' would
-    keep its programs busy after all others have ended; what splits beyond need cost is little.
+    The lengths may be ragged, which is not known in advance. If one row holds most of the tokens, too few splits keep
+    its programs busy after all others have ended. Splits that turn out not to be needed cost little.
 
     >>> ragged_splits(8, Shape(32, 8, 128, 16, "float16"), longest=65536, tile=16, n_sms=132, resident=9)
     48
@@ -73,7 +74,7 @@ def ragged_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: int
 
 
 def own_items(lengths: Int32Array, n_splits: "int | npt.NDArray[np.int64]", tile: int) -> Int32Array:
-    """Items of rows cut by their own lengths into n_splits (one number, or one per row), empty ones last.
+    """Cut rows by their own lengths into n_splits items each (one number, or one per row), empty ones last.
 
     >>> own_items(np.array([40, 5], dtype=np.int32), 2, 16).tolist()
     [[0, 0, 16], [0, 16, 40], [1, 0, 5], [1, 16, 16]]
@@ -90,7 +91,7 @@ def own_items(lengths: Int32Array, n_splits: "int | npt.NDArray[np.int64]", tile
 
 
 def fault_of_items(plan: Plan) -> str | None:
-    """Where the plan's items are not those that the kernel cuts; None if they agree."""
+    """Say where the plan's items differ from those that the kernel cuts; None if they agree."""
     for launch in plan.launches:
         if not 1 <= launch.n_splits <= MOST_SPLITS or launch.rows != tuple(range(plan.n_rows)):
             return f"a {launch.kernel} launch must name all rows in order, and their splits, at most {MOST_SPLITS}"
@@ -130,7 +131,7 @@ def row_local_kernel(q, cache, result, partials, n_splits, qk_scale, ATTEND: tl.
 
 @triton.jit
 def first_tile(split, n_splits, n_tiles):
-    """n_tiles * split // n_splits without a 64-bit division, which may spill registers; n_splits is at most 2**16."""
+    """Return n_tiles * split // n_splits without a 64-bit division, which may spill registers; n_splits <= 2**16."""
     remainder = (n_tiles % n_splits).to(tl.uint32) * split.to(tl.uint32)
     return n_tiles // n_splits * split + (remainder // n_splits.to(tl.uint32)).to(tl.int32)
 
@@ -139,7 +140,7 @@ def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
     parts: Parts | None = None,
 ) -> None:  # fmt: skip
-    """Run the plan's launches in order: decode, then merge where rows are split."""
+    """Run the plan's launches in order: decode, then merge if rows are split."""
     args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     for step in plan.launches:
         if step.kernel == "merge":

@@ -1,7 +1,7 @@
-"""A queue of items that somebody else's function listed (`pkv.Parts(plan=...)`), checked before anything runs.
+"""The workqueue of a user's own items, listed by `pkv.Parts(plan=...)` and checked before anything runs.
 
-The function is told the lengths [5, 40] and the shape. For tiles of 16 it may answer [(0, 0, 5), (1, 0, 32),
-(1, 32, 40)], or a Plan of any stage for those lengths, whose items the queue then takes.
+The user's function gets the lengths, [5, 40] for example, and the shape. For tiles of 16 it may return [(0, 0, 5),
+(1, 0, 32), (1, 32, 40)], or a Plan of any stage for those lengths, whose items the queue then takes.
 """
 
 import operator
@@ -23,7 +23,7 @@ from pkv.stages.sizing import sizes_for
 from pkv.wording.checks import LONGEST_ROW
 from pkv.wording.counts import count_of
 
-MADE_BY = Memory()  # of a plan: {"cut": gives the function that listed its items}
+MADE_BY = Memory()  # for each plan: {"cut": returns the function that listed its items}
 
 
 def plan_of_items_by(
@@ -36,10 +36,10 @@ def plan_of_items_by(
     ordering: str | None = None,
     gpu: "str | GpuProfile | None" = None,
 ) -> Plan:
-    """The plan of the items that `cut` lists; ValueError that names parts.plan, row and token where they are unsound.
+    """Make the plan of the items that `cut` lists; ValueError names parts.plan, row and token if they are wrong.
 
-    tile: 16 where it is not given, on every card, because `cut` is not told it. ordering: see workqueue; None: as
-    listed, or as the Plan says.
+    tile: 16 by default on every card, because `cut` is not told the tile. ordering: see workqueue; None: as listed, or
+    as the returned Plan says.
 
     >>> shape = Shape(4, 2, 64, 4, "float16")
     >>> cut = lambda lengths, shape: [(0, 0, 5), (1, 0, 32), (1, 32, 40)]
@@ -60,14 +60,14 @@ def plan_of_items_by(
     if fault:
         raise ValueError(f"parts.plan: {fault}")
     try:
-        MADE_BY.of(made)["cut"] = weakref.ref(cut)  # which may hold the plan
-    except TypeError:  # not every object can be told to have gone
+        MADE_BY.of(made)["cut"] = weakref.ref(cut)  # weak, because `cut` may hold the plan
+    except TypeError:  # not every object has weak references
         MADE_BY.of(made)["cut"] = lambda: cut
     return made
 
 
 def check_made_by(cut: Cut, plan: Plan) -> None:
-    """ValueError for a plan that is not of plan_of_items_by(cut): when it runs, parts.plan has no say any more."""
+    """Raise ValueError unless plan_of_items_by(cut) made the plan: running any other would ignore parts.plan."""
     made_by = MADE_BY.known(plan).get("cut")
     if made_by is None or made_by() is not cut:
         raise ValueError(
@@ -77,7 +77,7 @@ def check_made_by(cut: Cut, plan: Plan) -> None:
 
 
 def queue_of_plan(found: Plan, lengths: Int32Array, shape: Shape, tile: int | None, ordering: str | None) -> Plan:
-    """A plan that parts.plan returned, for the queue's kernel."""
+    """Turn a plan that parts.plan returned into one for the queue's kernel."""
     if found.shape != shape:
         raise ValueError(f"parts.plan returned a plan for another shape ({found.shape}), not for {shape}")
     if not np.array_equal(found.lengths, lengths):
@@ -102,7 +102,7 @@ def queue_of_plan(found: Plan, lengths: Int32Array, shape: Shape, tile: int | No
 
 
 def items_array(found: Any, n_rows: int) -> Int32Array:
-    """What parts.plan returned as int32 [n_items, 3]: three whole numbers each, of rows that exist, ordered by row."""
+    """Return the items of parts.plan as int32 [n_items, 3]; raise unless their rows exist and are in order."""
     if isinstance(found, torch.Tensor):
         found = found.detach().cpu().numpy()
     try:
@@ -129,7 +129,7 @@ def items_array(found: Any, n_rows: int) -> Int32Array:
 
 
 def ints_of(index: int, entry: Any) -> tuple[int, int, int]:
-    """One item as three ints; ValueError says which item is none."""
+    """Return one item as three ints; ValueError names the item that is something else."""
     try:
         row, begin, end = (operator.index(value) for value in entry if not isinstance(value, bool))
     except (TypeError, ValueError):

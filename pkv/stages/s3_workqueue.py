@@ -1,9 +1,9 @@
-"""Stage 3, the compact workqueue: a list of items that all hold tokens, and one program for each.
+"""Stage 3, the compact workqueue: a list of items that all hold tokens, and one program for each item.
 
-The host writes down who does what, and the kernel only reads it: program p takes item item_order[p], a (row, begin,
-end). So no program is launched for nothing, rows may be cut into different numbers of splits, and any program may take
-any item. A step is two launches: decode, and a merge for the rows that were split. The price is planning on the host,
-with one copy of the list to the GPU, whenever a length changes.
+The host writes the list, and the kernel only reads it: program p takes item item_order[p], a (row, begin, end). So no
+program is launched without work, rows may be cut into different numbers of splits, and any program may take any item.
+A step is two launches: decode, and a merge for the rows that were split. The price is planning on the host, with one
+copy of the list to the GPU, whenever a length changes.
 
 Lengths [5, 40, 0], tile 16, splits 2: items (0, 0:5), (1, 0:16), (1, 16:40); row_local launches 6 programs per KV head
 for the same tokens, the queue 3. Longest first, the programs take the items 2, 1, 0.
@@ -47,9 +47,9 @@ def plan(
     ordering: str | None = None,
     gpu: "str | GpuProfile | None" = None,
 ) -> Plan:
-    """`splits` per row, as far as it has tiles (default: see equal_splits).
+    """Plan `splits` splits per row, but no more than the row has tiles (default: see equal_splits).
 
-    ordering: one of ORDERINGS (default: as_listed where all programs can start at once, else longest_first).
+    ordering: one of ORDERINGS (default: as_listed if all programs can start at once, else longest_first).
     """
     profile, tile, resident = sizes_for(gpu, tile, shape, "workqueue")
     n_places = profile.n_sms * even_programs(resident) // shape.grid_heads
@@ -59,7 +59,7 @@ def plan(
     else:
         row_splits = np.minimum(n_tiles, splits)
     items = own_items(lengths, row_splits, tile)
-    if ordering is None:  # where all start at once, order does not matter, and reading it takes time
+    if ordering is None:  # if all programs start at once, the order does not matter, and reading it takes time
         ordering = "as_listed" if len(items) <= n_places else "longest_first"
     return queue_of(items, row_splits, lengths, shape, tile, profile, resident, ordering, splits or 0)
 
@@ -68,9 +68,9 @@ def queue_of(
     items: Int32Array, row_items: npt.NDArray[np.int64], lengths: Int32Array, shape: Shape, tile: int, gpu: GpuProfile,
     resident: int, ordering: str, most_items: int = 0, stage: str = "workqueue",
 ) -> Plan:  # fmt: skip
-    """The plan of these items, row_items [n_rows] of each row: a program for each, in two launches.
+    """Make the plan of these items, one program each, in two launches. row_items [n_rows]: the items of each row.
 
-    stage: which stage cut them so; the queue's kernel runs the items of any.
+    stage: the stage that cut the items; the queue's kernel runs those of any.
     """
     return Plan(
         stage=stage,
@@ -88,11 +88,11 @@ def queue_of(
 
 
 def equal_splits(n_tiles: npt.NDArray[np.int64], n_places: int) -> npt.NDArray[np.int64]:
-    """How many splits each row gets: the shortest share of tiles for which the items still fit n_places programs.
+    """Return the splits of each row [n_rows], for the shortest share of tiles whose items still fit n_places programs.
 
-    One share for all rows gives every program about the same work: a row of ten times the tiles gets ten times the
-    splits. With many rows for the places, items must fit a multiple of them: two per row at least, or the longest row
-    would keep its programs busy after all others have ended.
+    All rows use one share, so every program gets about the same work: a row with ten times the tiles gets ten times the
+    splits. If rows are many, the items may fill a multiple of n_places, at least two per row on average. Otherwise the
+    longest row would keep its programs busy after all others have ended.
 
     >>> equal_splits(np.array([4, 40, 0]), 11).tolist()
     [1, 10, 0]
@@ -110,12 +110,12 @@ def equal_splits(n_tiles: npt.NDArray[np.int64], n_places: int) -> npt.NDArray[n
 
 
 def as_listed(items: Int32Array) -> Int32Array | None:
-    """Program p takes item p."""
+    """Order items as listed: program p takes item p."""
     return None
 
 
 def longest_first(items: Int32Array) -> Int32Array | None:
-    """Items by falling number of tokens, equal ones as listed: what is started last should be short.
+    """Order items by falling number of tokens, equal ones as listed: the items that start last should be short.
 
     >>> longest_first(np.array([[0, 0, 5], [1, 0, 16], [1, 16, 40]], dtype=np.int32)).tolist()
     [2, 1, 0]
@@ -127,14 +127,14 @@ ORDERINGS = {"as_listed": as_listed, "longest_first": longest_first}
 
 
 def find_ordering(name: str) -> Callable[[Int32Array], Int32Array | None]:
-    """The function of that name; ValueError lists the names there are."""
+    """Return the ordering of that name; ValueError lists the known names."""
     if not isinstance(name, str) or name not in ORDERINGS:
         raise ValueError(f"ordering = {name!r} does not exist; choose one of {', '.join(ORDERINGS)}")
     return ORDERINGS[name]
 
 
 def queue_launches(row_items: npt.NDArray[np.int64], n_programs: int, most_items: int) -> tuple[Launch, ...]:
-    """One decode launch of all programs; one merge launch of the rows that are split, or have no item at all."""
+    """Make one decode launch of all programs, and one merge launch of the rows that are split or have no item."""
     decode = Launch("decode", tuple(range(len(row_items))), 0, n_programs)
     merged = tuple(np.flatnonzero(row_items != 1).tolist())
     most_items = max(most_items, int(row_items.max(initial=0)))
@@ -143,10 +143,10 @@ def queue_launches(row_items: npt.NDArray[np.int64], n_programs: int, most_items
 
 
 def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None) -> Plan:
-    """The items of another stage's plan, for the queue's kernel: one item per program, in two launches.
+    """Turn another stage's plan into one for the queue's kernel: one item per program, in two launches.
 
     drop_empty: leave out items without a token. ordering: one of ORDERINGS; None keeps the plan's own order. ValueError
-    where the plan's tile is none of ours (reference, and flashinfer with some pages).
+    if the plan's tile is not one that pkv's kernels take (reference, and flashinfer with some page sizes).
     """
     choose_tile(plan.tile, plan.shape, plan.gpu)
     is_kept = plan.items[:, 1] < plan.items[:, 2] if drop_empty else np.ones(plan.n_items, dtype=bool)
@@ -178,7 +178,7 @@ def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None
 
 
 def fault_of_items(plan: Plan) -> None:
-    """None: the kernel reads the items, whatever they are."""
+    """Return None: the kernel reads the items, whatever they are."""
 
 
 @triton.jit(do_not_specialize=["first_program"])
@@ -226,7 +226,7 @@ def attend_item(
 
 
 def warps_of_several(num_warps: int, block_h: int) -> int:
-    """Warps of a program that may do several items: the loop takes registers, which with 32 heads more warps share."""
+    """Return the warps of a program that may do several items: its loop takes registers, so 32 heads get twice."""
     return min(2 * num_warps, MOST_WARPS) if block_h > 16 else num_warps
 
 
@@ -234,7 +234,7 @@ def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
     parts: Parts | None = None,
 ) -> None:  # fmt: skip
-    """Run the plan's launches in order: decode, then merge where rows are split."""
+    """Run the plan's launches in order: decode, then merge if rows are split."""
     args = KernelArgs(q, cache, plan, scale, out, lse, parts)
     one_each = plan.n_programs == plan.n_items and bool((np.diff(plan.program_offsets) == 1).all())
     items = uploaded(plan, "items", q.device)

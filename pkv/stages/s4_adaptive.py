@@ -1,17 +1,18 @@
-"""Stage 4, adaptive: no schedule is best for every step, so choose one per step, and say why.
+"""Stage 4, adaptive: no schedule is best for every step, so this stage chooses one per step, and says why.
 
-policy="paper" is the published rule, to the letter, for a step of B rows with tokens, G query heads per KV head:
+policy="paper" is exactly the published rule, for a step of B rows with tokens and G query heads per KV head:
 
     G != 4               flashinfer            longest row < 16,384     flashinfer
     B <= 1               length_buckets        B >= 8                   workqueue            otherwise  flashinfer
 
 policy="cost" plans the step with every stage, FlashInfer included, predicts each plan's time (cards/costs.py), and
-takes the least; of those within 1% of it, which no prediction can tell apart, the first of PREFERRED. Planning on
-the host is charged to none, nor is this choice, which takes some ms of Python at 8 rows: it pays where a plan serves
-many layers. Both policies are pure functions of lengths, shape and GPU: the same step gets the same plan everywhere.
+takes the plan with the least. Predictions within 1% of the least cannot be told apart, so among those plans the first
+of PREFERRED is taken. The times include neither planning on the host nor this choice, which takes some ms of Python at
+8 rows: it pays if a plan serves many layers. Both policies are pure functions of lengths, shape and GPU: the same step
+gets the same plan everywhere.
 
-The plan that results is the winner's own. Only when it runs does it turn out whether FlashInfer is there and takes this
-cache. If not, stage `fallback` runs in its place, with one warning that says why.
+The resulting plan is the winner's own. Whether FlashInfer is installed and takes this cache shows only when the plan
+runs. If it does not, stage `fallback` runs in its place, with one warning that says why.
 """
 
 import dataclasses
@@ -51,15 +52,15 @@ OWN = {
     "stream_k": s5_stream_k,
 }
 CANDIDATES: dict[str, Any] = {**OWN, "flashinfer": x_flashinfer}
-# Of stages alike, the queue was measured the fastest: stream_k, which finds its runs, takes up to 2.3 us (6%) more for
-# one row on 28 SMs, buckets and split_kv more for many. Adaptive plans on the host: a plan counts against none.
+# Among stages with like predictions the queue was measured the fastest. stream_k must find its runs and takes up to
+# 2.3 us (6%) more for one row on 28 SMs; buckets and split_kv take more for many rows. Time to plan does not count.
 PREFERRED = ("workqueue", "stream_k", "row_local", "length_buckets", "split_kv", "flashinfer")
-ALIKE = 1.01  # less than the median error of predictions there
+ALIKE = 1.01  # a difference below the median error of predictions there
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One stage's plan of the step. prediction: None without the GPU's costs; why_not: the reason it cannot run."""
+    """One stage's plan of the step. prediction: None without the GPU's costs; why_not: why the stage cannot run."""
 
     stage: str
     plan: Plan | None
@@ -69,7 +70,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a policy chose, and from what. rule: the sentence that decided; fallback: the best stage of ours."""
+    """The choice of a policy, and its candidates. rule: the reason in words; fallback: the best of pkv's own stages."""
 
     policy: str
     gpu: GpuProfile
@@ -80,14 +81,14 @@ class Explanation:
 
     @property
     def plan(self) -> Plan:
-        """The chosen stage's plan, which knows why it was chosen."""
+        """The chosen stage's plan, with this explanation as text."""
         found = next(candidate.plan for candidate in self.candidates if candidate.stage == self.chosen)
         assert found is not None
         fallback = self.fallback if self.chosen == "flashinfer" else None
         return dataclasses.replace(found, explanation=str(self), fallback=fallback)
 
     def to_dict(self) -> dict[str, Any]:
-        """In JSON's types; times in ms."""
+        """Return the explanation as a dict of JSON's types; times in ms."""
         return {
             "policy": self.policy,
             "gpu": self.gpu.name,
@@ -107,7 +108,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        """A line for the choice, one for each candidate, the cheapest first."""
+        """Return a line for the choice, and one for each candidate, the cheapest first."""
         lines = [f"Policy {self.policy!r} on {self.gpu.name}: {self.chosen}, because {self.rule}"]
         known = [(candidate.stage, candidate.prediction) for candidate in self.candidates if candidate.prediction]
         for stage, prediction in sorted(known, key=lambda pair: pair[1].kernels_ms):
@@ -131,7 +132,7 @@ class Explanation:
 def plan(
     lengths: Int32Array, shape: Shape, *, policy: str | None = None, gpu: "str | GpuProfile | None" = None
 ) -> Plan:
-    """The winner's plan, with `stage` its name. policy: "paper" (default) or "cost", which needs the GPU's costs."""
+    """Plan with the stage that wins, named in `stage`. policy: "paper" (default) or "cost", which needs GPU costs."""
     policy, profile = choose_policy(policy), resolve_gpu(gpu)
     return (by_paper if policy == "paper" else by_cost)(lengths, shape, profile, compare=False).plan
 
@@ -139,9 +140,9 @@ def plan(
 def explain(
     lengths: Ints, shape: Shape, *, policy: str | None = None, gpu: "str | GpuProfile | None" = None
 ) -> Explanation:
-    """Why stage adaptive takes the stage that it takes for these lengths: the rule, and every candidate's times.
+    """Explain which stage adaptive takes for these lengths, and why: the rule, and every candidate's predicted times.
 
-    lengths, shape as for pkv.plan; policy: "paper" (default) or "cost"; gpu: a profile or its name. ValueError for an
+    lengths, shape: as for pkv.plan; policy: "paper" (default) or "cost"; gpu: a profile or its name. ValueError for an
     unknown policy, and for policy="cost" on a GPU without costs.
     """
     policy, profile = choose_policy(policy), resolve_gpu(gpu)
@@ -152,7 +153,7 @@ def explain(
 
 
 def by_paper(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -> Explanation:
-    """Policy "paper". compare: plan the stages that it did not choose, too."""
+    """Choose by policy "paper". compare: also plan the stages that it did not choose."""
     n_rows = int((lengths > 0).sum())
     chosen, rule = paper_route(n_rows, int(lengths.max(initial=0)), shape.group)
     fallback = "length_buckets" if n_rows <= PAPER_FEW_ROWS else "workqueue"
@@ -165,7 +166,7 @@ def by_paper(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) 
 
 
 def by_cost(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -> Explanation:
-    """Policy "cost": every stage is planned, compare or not."""
+    """Choose by policy "cost", which plans every stage, whatever `compare` says."""
     gpu.needed_costs()
     candidates = tuple(candidate_of(name, lengths, shape, gpu, None, True) for name in CANDIDATES)
     times = {entry.stage: entry.prediction.kernels_ms for entry in candidates if entry.prediction is not None}
@@ -176,7 +177,7 @@ def by_cost(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -
 
 
 def cheapest(times: dict[str, float]) -> str:
-    """The stage with the least time; of those that are ALIKE, the first of PREFERRED.
+    """Return the stage with the least time; among stages that are ALIKE, the first of PREFERRED.
 
     >>> cheapest({"split_kv": 65.0, "workqueue": 65.3, "flashinfer": 90.2})
     'workqueue'
@@ -186,7 +187,7 @@ def cheapest(times: dict[str, float]) -> str:
 
 
 def choose_policy(policy: str | None) -> str:
-    """The option `policy=`: None for "paper"."""
+    """Resolve the option `policy=`: None means "paper"; ValueError lists the known policies."""
     if policy is None:
         return POLICIES[0]
     if not isinstance(policy, str) or policy not in POLICIES:
@@ -212,14 +213,14 @@ def paper_route(n_rows: int, longest: int, group: int) -> tuple[str, str]:
 
 
 def cannot(lengths: Int32Array, shape: Shape) -> str | None:
-    """Why FlashInfer cannot decode these rows, or None if it can."""
+    """Say why FlashInfer cannot decode these rows; None if it can."""
     return why_not(shape) or fault_of_lengths(lengths, shape)
 
 
 def candidate_of(
     name: str, lengths: Int32Array, shape: Shape, gpu: GpuProfile, splits: int | None, timed: bool
 ) -> Candidate:
-    """One stage's plan of the step; timed: with its predicted time, where the GPU's costs are known."""
+    """Plan the step with one stage; timed: with its predicted time, if the GPU's costs are known."""
     reason = cannot(lengths, shape) if name == "flashinfer" else None
     if reason is not None:
         return Candidate(name, None, None, reason)
@@ -228,26 +229,26 @@ def candidate_of(
 
 
 def fault_of_items(plan: Plan) -> str:
-    """What is wrong with a plan that says it is of this stage."""
+    """Say what is wrong with a plan whose stage is adaptive itself."""
     return "a plan carries the stage that was chosen, never adaptive itself"
 
 
-IN_ITS_PLACE = Memory()  # of a plan whose winner does not work here: {"plan": the fallback's}
-_failed: dict[Any, str] = {}  # what did not work here, and why: not tried again
+IN_ITS_PLACE = Memory()  # for each plan whose winner does not work here: {"plan": the fallback's}
+_failed: dict[Any, str] = {}  # what did not work here, and why; it is not tried again
 _warned: set[str] = set()
 
 
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Run a plan whose winner is FlashInfer; where that does not work, the fallback in its place."""
-    key = (plan.shape, plan.variant, q.device, cache.k_pages.stride(), cache.v_pages.stride())  # what it may refuse
+    """Run a plan whose winner is FlashInfer; if FlashInfer does not work here, run the fallback in its place."""
+    key = (plan.shape, plan.variant, q.device, cache.k_pages.stride(), cache.v_pages.stride())  # it may refuse these
     if key not in _failed:
         try:
             return x_flashinfer.launch(q, cache, plan, scale, out, lse)
         except BackendError as error:
             reason = str(error)
-            if not isinstance(error.__cause__, torch.OutOfMemoryError):  # which may pass
+            if not isinstance(error.__cause__, torch.OutOfMemoryError):  # a lack of memory may pass
                 _failed[key] = reason
     else:
         reason = _failed[key]

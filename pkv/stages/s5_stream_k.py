@@ -1,21 +1,21 @@
 """Stage 5, stream-K: every program gets an equal run of work, and finds it on the GPU, from the lengths alone.
 
-Lay all rows' tiles in one line, each row preceded by START_UNITS that stand for the time until its first tile has come.
-Cut the line into as many equal **runs** as there are programs: program p has the units [p * share, (p + 1) * share). A
-run may begin in the middle of a row and end in the middle of another, so ragged rows and few rows keep all programs
-busy until the same moment; there is no last wave. Rows that lie in one run are written directly. The cut between runs
-p - 1 and p splits at most one row, so a program has at most two partial states, whatever the lengths.
+Lay all rows' tiles in one line, each row preceded by START_UNITS for the time until its first tile has been loaded. Cut
+the line into as many equal **runs** as there are programs: program p has the units [p * share, (p + 1) * share). A run
+may begin in the middle of one row and end in the middle of another. So all programs stay busy until the same moment,
+even with ragged rows or few rows, and there is no last wave. Rows that lie in one run are written directly. The cut
+between runs p - 1 and p splits at most one row, so a program has at most two partial states, whatever the lengths.
 
 Lengths [5, 40], tile 16, START_UNITS 1, 3 programs: row 0 has 1 + 1 units, row 1 has 1 + 3, so a run has 2 units:
 
     units    s 0    | s 1     | 1 1        s: the start of a row; a number: a tile of that row
     items    (0, 0:5) (1, 0:16) (1, 16:40)
 
-The merge is cut as evenly: of a row's result, each of the cuts that split the row takes an equal slice.
+The merge is divided as evenly: each cut that splits a row merges an equal slice of the row's result.
 
-The host knows nothing but the number of programs. So a call needs no plan, the workspace does not depend on the
-lengths, and a captured CUDA graph replays rightly while rows grow, come, go or become empty. plan() says the same on
-the CPU, for people, simulation and costs.
+The host only knows the number of programs. So a call needs no plan, the workspace does not depend on the lengths, and a
+captured CUDA graph replays correctly while rows grow, come, go or become empty. plan() computes the same runs on the
+CPU, for people, simulation and costs.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from pkv.stages.sizing import reading_programs, sizes_for
 
 PLANNED_ON = "gpu"
 FAMILY = Family.PKV
-PARTS = ("attend_tokens",)  # it merges in a way of its own, by the cuts between runs
+PARTS = ("attend_tokens",)  # not "merge": this stage merges by the cuts between runs
 
 
 def plan(
@@ -52,7 +52,7 @@ def plan(
     gpu: "str | GpuProfile | None" = None,
     dynamic: bool = False,
 ) -> Plan:
-    """What the kernel will find for these lengths; dynamic: they are upper bounds, and it finds what there is."""
+    """Plan the runs that the kernel will find for these lengths; dynamic: the lengths are upper bounds."""
     profile, tile, resident = sizes_for(gpu, tile, shape, "stream_k")
     n_programs = max(1, profile.n_sms * reading_programs(profile, resident) // shape.grid_heads) if len(lengths) else 0
     items, program_items, row_items = cut_runs(lengths, n_programs, tile)
@@ -73,7 +73,7 @@ def plan(
 
 
 def run_launches(row_items: npt.NDArray[np.int64], n_programs: int, dynamic: bool) -> tuple[Launch, ...]:
-    """All runs, then the merge of rows that are split or empty; dynamic: any row may be."""
+    """Make the decode launch of all runs, and the merge of rows that are split or empty; dynamic: of all rows."""
     if not dynamic:
         return queue_launches(row_items, n_programs, 0)
     rows = tuple(range(len(row_items)))
@@ -81,7 +81,7 @@ def run_launches(row_items: npt.NDArray[np.int64], n_programs: int, dynamic: boo
 
 
 def fault_of_items(plan: Plan) -> str | None:
-    """Where the plan's items are not those that the kernel finds; None if they agree."""
+    """Say where the plan's items differ from those that the kernel finds; None if they agree."""
     items, program_items, row_items = cut_runs(plan.lengths, plan.n_programs, plan.tile)
     if not np.array_equal(np.diff(plan.partial_offsets), row_items) or not np.array_equal(plan.items, items):
         return "its items are not the equal runs that the kernel cuts"
@@ -111,15 +111,15 @@ def stream_k_kernel(
         while unit < stop:
             first, end, n_tiles, length, after = find_item(cache.lengths, row, before, unit, stop, SHAPE, RULES)
             if first < end:
-                # Addresses that depend on the row's place are made anew for each row: kept from row to row they would
-                # take a hundred registers.
+                # Addresses that depend on the row's place are computed again for each row: kept from row to row, they
+                # would take a hundred registers.
                 head = tl.where(before >= 0, grid_head, 0)
                 query = load_query(q, row, head, SHAPE)
                 begin, stop_token = first * SHAPE.BLOCK_N, tl.minimum(end * SHAPE.BLOCK_N, length)
                 out, lse = ATTEND(query, cache, row, head, begin, stop_token, qk_scale, SHAPE)
                 if (first == 0) & (end == n_tiles):
                     store_state(result, row, head, out, lse, SHAPE, False)
-                else:  # a run has one row that began before it, and one that ends after it, at most
+                else:  # a run has at most one row that began before it, and one that ends after it
                     slot = 2 * program + (first == 0).to(tl.int32)
                     store_state(partials, slot, head, out, lse, SHAPE, False)
             unit = tl.maximum(unit, after)
@@ -132,7 +132,10 @@ def merge_slices(
     partials, result, row, grid_head, first_run, n_items, rank, n_ranks,
     SHAPE: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Cut a row's result into slices, BLOCK_S states of which fit registers; merge slice rank, rank + n_ranks, ..."""
+    """Cut a row's result into slices and merge the slices rank, rank + n_ranks, ...
+
+    BLOCK_S states of one slice fit registers.
+    """
     SLICE: tl.constexpr = 2048 // BLOCK_S  # elements
     DIMS: tl.constexpr = SLICE if SLICE < SHAPE.BLOCK_D else SHAPE.BLOCK_D
     HEADS: tl.constexpr = SLICE // DIMS if SLICE // DIMS < SHAPE.BLOCK_H else SHAPE.BLOCK_H
@@ -152,10 +155,10 @@ def merge_runs_kernel(
     lengths, partials, result, n_rows, n_programs,
     SHAPE: tl.constexpr, RULES: tl.constexpr, MOST_ITEMS: tl.constexpr,
 ):  # fmt: skip
-    """One program per (cut, KV head): the cut before run r splits one row at most; merge my slices of it.
+    """One program per (cut, KV head): the cut before run r splits at most one row; merge my slices of that row.
 
-    A row in n runs has n - 1 cuts, so the more items there are to read, the more programs read them. Rows without
-    tokens are in no run: of those the rows r, r + n_programs, ... are mine to write.
+    A row in n runs has n - 1 cuts, so the more items a row has, the more programs merge them. Rows without tokens are
+    in no run: program r writes those among the rows r, r + n_programs, ...
     """
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
     grid_head = tl.program_id(0) % GRID_HEADS
@@ -172,7 +175,7 @@ def merge_runs_kernel(
     for other in range(run, n_rows, n_programs):
         if tl.load(lengths.ptr + tl.cast(other, tl.int64) * lengths.strides[0]) <= 0:
             store_empty(result, tl.cast(other, tl.int64), grid_head, SHAPE, False)
-    if SHAPE.EARLY_MERGE:  # all that needs no partial state was done before the runs have ended
+    if SHAPE.EARLY_MERGE:  # all work above needs no partial state, so it need not wait for the runs
         tl.extra.cuda.gdc_wait()
     if is_cut:
         rank, n_ranks = run - first_run - 1, n_items - 1
@@ -185,9 +188,10 @@ def merge_runs_kernel(
 
 
 def launched_programs(plan: Plan) -> tuple[int, int]:
-    """Programs to launch per grid head: (runs, merges). On a GPU all: only there is known which find any work.
+    """Return the programs to launch per grid head: (runs, merges). On a GPU it is all of them.
 
-    In the interpreter, where one that finds nothing takes some ms, those that the plan knows to have work.
+    Only the GPU knows which programs have work. In the interpreter, where a program without work takes some ms, it is
+    the programs that have work by the plan.
     """
     if not INTERPRETED or plan.dynamic:
         return plan.n_programs, plan.n_programs
@@ -199,14 +203,15 @@ def arguments(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
     parts: Parts | None = None,
 ) -> KernelArgs:  # fmt: skip
-    """What both kernels are launched with; room for two states of each program."""
+    """Make the arguments of both kernels, with room for two partial states per program."""
     return KernelArgs(q, cache, plan, scale, out, lse, parts, n_partials=2 * plan.n_programs)
 
 
 def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
-    """Decode all runs, then merge the rows that are cut. Of the plan, only the number of programs is read.
+    """Make the function that decodes all runs, then merges the rows that are cut. It may be called any number of times.
 
-    capacity: tokens that a row of the cache's table has room for. What is returned may be called again and again.
+    Of the plan it reads the numbers of rows, programs and launches only. capacity: tokens that a row of the cache's
+    table has room for.
     """
     sizes = plan.n_rows, plan.n_programs
     rules = rules_for(plan.n_rows, capacity, plan.tile)
@@ -234,5 +239,5 @@ def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
     parts: Parts | None = None,
 ) -> None:  # fmt: skip
-    """See launcher."""
+    """Run the plan once; see launcher."""
     launcher(plan, cache.capacity)(arguments(q, cache, plan, scale, out, lse, parts))

@@ -1,7 +1,7 @@
-"""How stage stream_k cuts all rows into equal runs: in Python for people, and in Triton for the kernels.
+"""The equal runs of stage stream_k, cut in Python for the host and in Triton for the kernels.
 
 All rows' tiles lie in one line, each row's preceded by START_UNITS; run r has the units [r * share, (r + 1) * share).
-Both halves of this file say so, number for number; tests hold them to each other.
+Both halves of this file compute the same numbers; tests compare them.
 """
 
 from typing import NamedTuple
@@ -14,10 +14,11 @@ from pkv.plans.fields import Int32Array
 
 
 class Rules(NamedTuple):
-    """How the line is cut.
+    """The rules by which the line is cut; a unit is the work of one tile.
 
-    START_UNITS: what a row costs beyond its tiles. LEAST_UNITS: no run is shorter: it would cost more in its partial
-    state than it saves. SCAN_ROWS: lengths that a program reads at a time. WIDE: count in 64 bits, which takes longer.
+    START_UNITS: the cost of a row beyond its tiles. LEAST_UNITS: the least units of a run; the partial state of a
+    shorter one would cost more than it saves. SCAN_ROWS: lengths that a program reads at a time. WIDE: count in 64
+    bits, which takes longer.
     """
 
     START_UNITS: int = 4
@@ -31,7 +32,7 @@ MOST_NARROW = 2**31 - 2**16  # units that are counted in 32 bits, with room to r
 
 
 def rules_for(n_rows: int, capacity: int, tile: int, rules: Rules = RULES) -> Rules:
-    """The rules, WIDE where n_rows rows of up to `capacity` tokens may have more units than 32 bits count."""
+    """Return the rules, WIDE if n_rows rows of up to `capacity` tokens may have more units than 32 bits can count."""
     most = n_rows * (-(-capacity // tile) + rules.START_UNITS)
     return rules if most <= MOST_NARROW else rules._replace(WIDE=True)
 
@@ -39,7 +40,7 @@ def rules_for(n_rows: int, capacity: int, tile: int, rules: Rules = RULES) -> Ru
 def line_of(
     lengths: Int32Array, n_programs: int, tile: int, rules: Rules = RULES
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int]:
-    """(tiles of each row, units of each row, units of a run)."""
+    """Return (tiles of each row [n_rows], units of each row [n_rows], units of a run)."""
     n_tiles = -(-lengths.astype(np.int64) // tile)
     units = np.where(n_tiles > 0, n_tiles + rules.START_UNITS, 0)
     return n_tiles, units, max(-(-int(units.sum()) // max(n_programs, 1)), rules.LEAST_UNITS)
@@ -48,7 +49,7 @@ def line_of(
 def cut_runs(
     lengths: Int32Array, n_programs: int, tile: int, rules: Rules = RULES
 ) -> tuple[Int32Array, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """(items, items of each program, items of each row), as the kernel finds them.
+    """Return (items [n_items, 3], items per program [n_programs], items per row [n_rows]), as the kernel finds them.
 
     >>> items, program_items, row_items = cut_runs(np.array([5, 40], dtype=np.int32), 2, 16, Rules(0, 1))
     >>> items.tolist(), program_items.tolist(), row_items.tolist()
@@ -68,7 +69,7 @@ def cut_runs(
 
 @triton.jit
 def units_of(lengths, rows, n_rows, SHAPE: tl.constexpr, RULES: tl.constexpr):
-    """Units of rows. No row, or one without tokens, has none."""
+    """Return the units of each row; 0 for a row without tokens, or past the last row."""
     tokens = tl.load(lengths.ptr + rows.to(tl.int64) * lengths.strides[0], mask=rows < n_rows, other=0)
     n_tiles = tl.cdiv(tokens, SHAPE.BLOCK_N)
     units = tl.where(n_tiles > 0, n_tiles + RULES.START_UNITS, 0)
@@ -77,7 +78,7 @@ def units_of(lengths, rows, n_rows, SHAPE: tl.constexpr, RULES: tl.constexpr):
 
 @triton.jit
 def find_share(lengths, n_rows, n_programs, SHAPE: tl.constexpr, RULES: tl.constexpr):
-    """(units of all rows, units of a run)."""
+    """Return (units of all rows, units of a run)."""
     total = tl.cast(0, tl.int64 if RULES.WIDE else tl.int32)
     for first in range(0, n_rows, RULES.SCAN_ROWS):
         total += tl.sum(units_of(lengths, first + tl.arange(0, RULES.SCAN_ROWS), n_rows, SHAPE, RULES), 0)
@@ -86,7 +87,7 @@ def find_share(lengths, n_rows, n_programs, SHAPE: tl.constexpr, RULES: tl.const
 
 @triton.jit
 def find_row(lengths, n_rows, unit, SHAPE: tl.constexpr, RULES: tl.constexpr):
-    """(the row that holds a unit of the line, units before it)."""
+    """Return (the row that holds a unit of the line, units before that row)."""
     row = 0
     before = tl.cast(0, tl.int64 if RULES.WIDE else tl.int32)
     scanned = before

@@ -1,12 +1,12 @@
 """FlashInfer as a stage: its own kernels and schedule, on the same cache, to compare with.
 
-`plan()` needs no FlashInfer: its items are those that FlashInfer's published rules make (x_flashinfer_rules.py).
-`launch()` calls the library, which plans once more for itself; that wrapper is kept with the plan, so a plan that
-serves every layer of a step pays for it once.
+`plan()` does not need FlashInfer: it makes its items by FlashInfer's published rules (x_flashinfer_rules.py).
+`launch()` calls the library, which plans once more by itself. The wrapper that it planned is kept with the plan, so a
+plan that serves every layer of a step pays for it once.
 
-FlashInfer wants the page table as CSR. Lengths [3, 10], page size 4, table [[0, -, -], [1, 2, 3]]: indptr [0, 1, 4],
+FlashInfer takes the page table as CSR. Lengths [3, 10], page size 4, table [[0, -, -], [1, 2, 3]]: indptr [0, 1, 4],
 indices [0, 1, 2, 3], last_page_len [3, 2] (a full page counts 4, not 0). Lengths belong to the plan, page ids do not:
-rows may get other pages while a plan is in use, so each launch gathers the indices anew, on the GPU.
+rows may get other pages while a plan is in use, so each launch gathers the indices again, on the GPU.
 """
 
 import functools
@@ -46,20 +46,21 @@ PLANNED_ON = "host"
 FAMILY = Family.FLASHINFER
 PARTS: tuple[str, ...] = ()
 WORKSPACE = 128 * 2**20  # bytes for partial states, as FlashInfer's documentation recommends
-WRAPPERS = Memory()  # of a plan: {(device, layout, columns, scale): {stream: Prepared}}
+WRAPPERS = Memory()  # for each plan: {(device, layout, columns, scale): {stream: Prepared}}
 ENQUEUE = threading.Lock()  # held from gathering the page ids to the kernel that reads them
 
 
 class BackendError(RuntimeError):
-    """FlashInfer is missing, does not work here, or refuses these tensors; the message says why, and what to do."""
+    """Raised if FlashInfer is missing, fails here, or refuses these tensors; the message says why, and what to do."""
 
 
 def plan(
     lengths: Int32Array, shape: Shape, *, kernel: str | None = None, gpu: "str | GpuProfile | None" = None
 ) -> Plan:
-    """kernel: "tensor-core" or "cuda-core" (default: by query heads per KV head); ValueError where it has none.
+    """Plan the items that FlashInfer will make; ValueError if it cannot decode this shape.
 
-    gpu: the card whose items to show. FlashInfer itself always plans for the card that it runs on.
+    kernel: "tensor-core" or "cuda-core" (default: by query heads per KV head). gpu: the card to make items for.
+    FlashInfer itself always plans for the card that it runs on.
     """
     profile = resolve_gpu(gpu)
     kernel = default_kernel(shape) if kernel is None else kernel
@@ -91,7 +92,7 @@ def plan(
 
 
 def fault_of_items(plan: Plan) -> str | None:
-    """Where the plan's items are not those that FlashInfer will make; None if they agree."""
+    """Say where the plan's items differ from those that FlashInfer will make; None if they agree."""
     reason = why_not(plan.shape, plan.variant)
     if reason is not None:
         return reason
@@ -104,11 +105,11 @@ def fault_of_items(plan: Plan) -> str | None:
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
 ) -> None:
-    """Run FlashInfer on the plan's rows. BackendError where it is missing, or refuses or fails."""
+    """Run FlashInfer on the plan's rows. BackendError if it is missing, refuses the tensors, or fails."""
     require_gpu(q.device)
     if (fault := unfit(cache.k_pages, cache.v_pages, plan.variant)) is not None:
         raise BackendError(f"stage 'flashinfer': {fault}; copy the pages, or choose another stage")
-    if scale <= 0:  # its softmax takes the largest product before scaling it, and hides what is masked with -inf
+    if scale <= 0:  # its softmax takes the maximum before scaling, and masks with -inf: both need a scale above 0
         q, scale = (-q, -scale) if scale < 0 else (torch.zeros_like(q), 1.0)
     if not fits(q):
         q = q.clone(memory_format=torch.contiguous_format)
@@ -122,7 +123,7 @@ def launch(
     torch.mul(lse_base_2, math.log(2), out=lse)
     if target is not out:
         out.copy_(target)
-    if ready.empty_rows is not None:  # what it leaves there depends on kernel and version
+    if ready.empty_rows is not None:  # what FlashInfer leaves there depends on its kernel and version
         out.index_fill_(0, ready.empty_rows, 0)
         lse.index_fill_(0, ready.empty_rows, -torch.inf)
 
@@ -131,8 +132,8 @@ def launch(
 class Prepared:
     """A wrapper that FlashInfer has planned, and the page ids that it reads.
 
-    positions int64 [n_used]: where in the flattened block table they stand; indices int32 [n_used], the wrapper's own;
-    empty_rows int64, None where there are none.
+    positions int64 [n_used]: where the page ids stand in the flattened block table. indices int32 [n_used]: the page
+    ids, the wrapper's own tensor. empty_rows int64 [n_empty]: rows without tokens, None if there are none.
     """
 
     wrapper: Any
@@ -142,9 +143,10 @@ class Prepared:
 
 
 def prepare(plan: Plan, cache: PagedKVCache, scale: float) -> Prepared:
-    """The plan's wrapper for caches like this one: made at the first launch, then kept with the plan.
+    """Return the plan's wrapper for caches like this one: made at the first launch, then kept with the plan.
 
-    One for each stream, as its buffers hold one launch at a time; a captured graph takes what was made before.
+    Each stream has its own wrapper, because a wrapper's buffers hold one launch at a time. A captured graph takes one
+    that was made before.
     """
     device = cache.device
     by_stream = WRAPPERS.of(plan).setdefault((device, cache.layout, cache.max_pages, scale), {})
@@ -170,21 +172,21 @@ def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Pre
     if isinstance(module, str):
         raise BackendError(f"stage 'flashinfer': {module}; or choose another stage")
     indptr, rows, columns = csr_positions(-(-lengths // shape.page_size))
-    last_page_len = last_page_lengths(lengths, shape.page_size)  # it takes none below 1; indptr says empty
-    # on the host, where it plans: on the GPU it would have to wait for them
+    last_page_len = last_page_lengths(lengths, shape.page_size)  # FlashInfer takes none below 1; indptr says empty
+    # on the host, where FlashInfer plans: it would have to wait for tensors on the GPU
     host_indptr, host_last = (torch.from_numpy(x.astype(np.int32)) for x in (indptr, last_page_len))
     positions = upload(rows * cache.max_pages + columns, device)
     indices = torch.zeros(len(positions), dtype=torch.int32, device=device)
     with explained("plan"):
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
             workspace(device, stream), cache.layout, use_tensor_cores=plan.variant == "tensor-core",
-            backend="fa2",  # the one that the rules describe, on every GPU
+            backend="fa2",  # the backend that the rules describe, on every GPU
         )  # fmt: skip
         wrapper.plan(
             host_indptr, indices, host_last, shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.page_size,
             q_data_type=shape.dtype, kv_data_type=shape.kv_dtype, sm_scale=scale,
         )  # fmt: skip
-        held = wrapper._paged_kv_indices_buf  # our tensor, or in a later version a copy of it
+        held = wrapper._paged_kv_indices_buf  # pkv's tensor, or in a later version a copy of it
         if held.shape != indices.shape or held.dtype != indices.dtype or held.device != device:
             raise ValueError("this version keeps the page indices in another form")
     keep_until_copied(wrapper, device)
@@ -194,7 +196,10 @@ def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Pre
 
 @functools.cache
 def workspace(device: torch.device, stream: int) -> torch.Tensor:
-    """FlashInfer's room for partial states, shared by a stream's plans; what a plan must keep, each wrapper has."""
+    """Allocate FlashInfer's room for partial states, which a stream's plans share.
+
+    A wrapper itself holds what its plan must keep.
+    """
     return torch.zeros(WORKSPACE, dtype=torch.uint8, device=device)
 
 
@@ -204,8 +209,8 @@ _IN_FLIGHT: list[tuple[torch.cuda.Event, Any]] = []
 def keep_until_copied(wrapper: Any, device: torch.device) -> None:
     """Hold a wrapper until the GPU has read its plan from the host.
 
-    FlashInfer copies it from pinned memory behind torch's back. Were the wrapper dropped with its plan, after one step,
-    torch would hand that memory to the next wrapper while the copy still waits in the stream.
+    FlashInfer copies the plan from pinned memory without telling torch. If the wrapper were dropped with its plan,
+    after one step, torch would give that memory to the next wrapper while the copy still waits in the stream.
     """
     if device.type == "cuda":
         event = torch.cuda.Event()
@@ -215,7 +220,7 @@ def keep_until_copied(wrapper: Any, device: torch.device) -> None:
 
 
 def require_gpu(device: torch.device) -> None:
-    """BackendError for tensors that are not on a GPU."""
+    """Raise BackendError unless `device` is a CUDA GPU."""
     if device.type != "cuda":
         raise BackendError(
             f"stage 'flashinfer' runs on a CUDA GPU only, and q lies on {device}: "
@@ -225,7 +230,7 @@ def require_gpu(device: torch.device) -> None:
 
 @functools.cache
 def imported() -> ModuleType | str:
-    """FlashInfer, or the reason why there is none. A broken install may raise anything on import."""
+    """Import FlashInfer, or return the reason why that fails. A broken install may raise anything on import."""
     try:
         import flashinfer
 
@@ -240,7 +245,7 @@ def imported() -> ModuleType | str:
 
 
 def unavailable() -> str | None:
-    """Why FlashInfer cannot be used here, as far as is known without building its kernels; None if it can."""
+    """Say why FlashInfer cannot be used here, as far as is known without building its kernels; None if it can."""
     if not torch.cuda.is_available():
         return "FlashInfer needs a CUDA GPU, and torch sees none"
     module = imported()

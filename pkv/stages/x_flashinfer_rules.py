@@ -1,16 +1,17 @@
-"""What FlashInfer decides when it plans a decode step, and what it can do: its published rules, without FlashInfer.
+"""FlashInfer's published rules, without FlashInfer: how it plans a decode step, and which steps it can decode.
 
-Both of its decode kernels look for one size of split, in whole pages, for all rows of the step: the shortest of at
-least 128 tokens that makes no more items than there is room for. They differ in the room:
+Both of its decode kernels use one split size, in whole pages, for all rows of the step: the shortest of at least 128
+tokens that makes no more items than there is room for. They differ in the room:
 
     cuda-core     the programs that reside on the GPU at once. As many rows x KV heads as that: nothing is split.
     tensor-core   2 programs per SM. More rows x KV heads than that: nothing is split, the longest row stays whole.
 
-28 SMs, 8 KV heads: room for 2 * 28 // 8 = 7 items per KV head on tensor cores. Rows of 10 and 100 pages of 16 tokens:
-splits of 16 pages make 1 + 7 items, too many, so they get 17 pages: 1 + 6. With an eighth row nothing would be split.
+Example: 28 SMs and 8 KV heads have room for 2 * 28 // 8 = 7 items per KV head on tensor cores. Rows of 10 and 100 pages
+of 16 tokens: splits of 16 pages make 1 + 7 items, too many, so splits get 17 pages and make 1 + 6. With an eighth row
+nothing would be split.
 
-The rules are those of FlashInfer 0.7 (`attention/scheduler.cuh`; for decode, 0.2.5 has the same). A length counts in
-pages: a row of 17 tokens in pages of 16 is as long as one of 32.
+The rules are those of FlashInfer 0.7 (`attention/scheduler.cuh`; for decode, 0.2.5 has the same). Lengths are counted
+in pages: a row of 17 tokens in pages of 16 is as long as one of 32.
 """
 
 import bisect
@@ -30,24 +31,24 @@ from pkv.wording.counts import count_of, verb
 
 KERNELS = ("tensor-core", "cuda-core")
 LEAST_SPLIT = 128  # tokens; a page may be longer
-TENSOR_CORE_PROGRAMS = 2  # per SM, by FlashInfer's rule, and what its choice of shared memory aims at
-TENSOR_CORE_GROUP = 4  # serving engines take tensor cores from so many query heads per KV head
+TENSOR_CORE_PROGRAMS = 2  # per SM, by FlashInfer's rule; its choice of shared memory aims at this number
+TENSOR_CORE_GROUP = 4  # serving engines use tensor cores from this many query heads per KV head
 DTYPES = (torch.float16, torch.bfloat16)
 MOST_SLOTS = 2**32  # tokens of all used pages
-HEAD_DIMS = (64, 128, 256)  # those that FlashInfer itself tests
+HEAD_DIMS = (64, 128, 256)  # the head_dims that FlashInfer itself tests
 CUDA_CORE_GROUPS = (1, 2, 3, 4, 6, 8, 16)  # compiled one by one; the tensor-core kernel takes any
 LEAST_THREADS = 128  # per program of the cuda-core kernel
-TILES_IN_FLIGHT = 2  # of K and of V, that the cuda-core kernel holds in shared memory
+TILES_IN_FLIGHT = 2  # tiles of K, and as many of V, that the cuda-core kernel holds in shared memory
 ALIGNMENT = 16  # bytes: both kernels read and write vectors
 
 
 def default_kernel(shape: Shape) -> str:
-    """Tensor cores where enough query heads share a KV head; FlashInfer leaves the choice to its caller."""
+    """Choose tensor cores if enough query heads share a KV head; FlashInfer leaves the choice to its caller."""
     return "tensor-core" if shape.group >= TENSOR_CORE_GROUP else "cuda-core"
 
 
 def why_not(shape: Shape, kernel: str | None = None) -> str | None:
-    """Why FlashInfer cannot decode this shape with `kernel` (None: its default one), or None if it can."""
+    """Say why FlashInfer cannot decode this shape with `kernel` (None: default_kernel's); None if it can."""
     kernel = default_kernel(shape) if kernel is None else kernel
     if kernel not in KERNELS:
         return f"it has no kernel {kernel!r}, only {' and '.join(KERNELS)}"
@@ -61,7 +62,7 @@ def why_not(shape: Shape, kernel: str | None = None) -> str | None:
 
 
 def fault_of_lengths(lengths: Int32Array, shape: Shape) -> str | None:
-    """Why FlashInfer cannot decode rows of these lengths at once, or None if it can."""
+    """Say why FlashInfer cannot decode rows of these lengths at once; None if it can."""
     n_slots = int((-(-lengths.astype(np.int64) // shape.page_size)).sum()) * shape.page_size
     if n_slots >= MOST_SLOTS:
         rows = f"{count_of(len(lengths), 'row')} {verb(len(lengths), 'use')}"
@@ -70,10 +71,10 @@ def fault_of_lengths(lengths: Int32Array, shape: Shape) -> str | None:
 
 
 def resident(shape: Shape, gpu: GpuProfile, kernel: str) -> int:
-    """Programs that FlashInfer counts on per SM.
+    """Return the programs per SM that FlashInfer counts on.
 
-    For the cuda-core kernel FlashInfer asks the driver; here it follows from the kernel's shared memory and registers,
-    as nvcc compiles it (data/flashinfer.json).
+    For the cuda-core kernel FlashInfer asks the driver. Here the number is computed from the kernel's shared memory and
+    registers, as nvcc compiles it (data/flashinfer.json).
 
     >>> resident(Shape(32, 8, 128, 16, "float16"), GpuProfile("rtx3060", 86, 28), "cuda-core")
     8
@@ -94,14 +95,14 @@ def resident(shape: Shape, gpu: GpuProfile, kernel: str) -> int:
 
 
 def query_tiles(shape: Shape) -> int:
-    """Programs that share one KV head's group in the tensor-core kernel: tiles of 16, 64 or 128 query heads."""
+    """Return the programs that share one KV head's group on tensor cores: tiles of 16, 64 or 128 query heads."""
     if shape.group <= 16:
         return 1
     return -(-shape.group // (128 if shape.group > 64 and shape.head_dim < 256 else 64))
 
 
 def pages_per_split(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: str) -> int | None:
-    """Pages in every split of every row, or None where no row is split.
+    """Return the pages in every split of every row; None if no row is split.
 
     >>> pages = np.array([10, 100])
     >>> pages_per_split(16 * pages, Shape(32, 8, 128, 16, "float16"), GpuProfile("rtx3060", 86, 28), "tensor-core")
@@ -125,12 +126,12 @@ def pages_per_split(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: 
 
 
 def n_items(n_pages: npt.NDArray[np.int64], size: int) -> int:
-    """Items that rows of so many pages make in splits of `size` pages."""
+    """Return how many items rows of n_pages [n_rows] make in splits of `size` pages."""
     return int((-(-n_pages // size)).sum())
 
 
 def split_items(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: str) -> Int32Array:
-    """The items that FlashInfer makes: every row in splits of the same size, one item at least.
+    """Return FlashInfer's items, int32 [n_items, 3]: every row in splits of the same size, at least one item per row.
 
     >>> gpu = GpuProfile("rtx3060", 86, 28)
     >>> split_items(np.array([5, 300, 0]), Shape(32, 8, 128, 16, "float16"), gpu, "tensor-core").tolist()
@@ -148,20 +149,20 @@ def split_items(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: str)
 
 
 def launches_of(row_items: npt.NDArray[np.int64]) -> tuple[Launch, ...]:
-    """One decode launch, and a merge launch where a row is split."""
+    """Make one decode launch, and a merge launch if a row is split."""
     decode = Launch("decode", tuple(range(len(row_items))), 0, int(row_items.sum()))
     merge = Launch("merge", tuple(np.flatnonzero(row_items > 1).tolist()), n_splits=int(row_items.max(initial=0)))
     return tuple(launch for launch in (decode, merge) if launch.rows)
 
 
 def fits(x: torch.Tensor) -> bool:
-    """Can FlashInfer address x? Its last axis is contiguous, and every vector aligned."""
+    """True if FlashInfer can address x: its last axis is contiguous, and every vector is aligned."""
     steps = [stride * x.itemsize for stride in x.stride()[:-1]]
     return x.stride(-1) == 1 and x.data_ptr() % ALIGNMENT == 0 and all(step % ALIGNMENT == 0 for step in steps)
 
 
 def unfit(k_pages: torch.Tensor, v_pages: torch.Tensor, kernel: str) -> str | None:
-    """Why FlashInfer cannot read these pages as they lie in memory, or None if it can. They are never copied."""
+    """Say why FlashInfer cannot read these pages as they lie in memory; None if it can. Pages are never copied."""
     for name, pages in (("k_pages", k_pages), ("v_pages", v_pages)):
         strides = list(pages.stride())
         if not fits(pages):
@@ -178,7 +179,7 @@ def unfit(k_pages: torch.Tensor, v_pages: torch.Tensor, kernel: str) -> str | No
 
 @functools.cache
 def _registers() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
-    """{architecture: {dtype: {head_dim: {group: registers per thread}}}} of the cuda-core kernel."""
+    """Read the cuda-core kernel's {architecture: {dtype: {head_dim: {group: registers per thread}}}}."""
     figures = json.loads((resources.files("pkv") / "data" / "flashinfer.json").read_text(encoding="utf-8"))
     registers: dict[str, dict[str, dict[str, dict[str, int]]]] = figures["registers"]
     return registers

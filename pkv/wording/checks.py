@@ -65,7 +65,7 @@ def host_ints(name: str, values: Ints) -> np.ndarray:
 
 
 def _as_array(name: str, values: Ints) -> np.ndarray:
-    """Convert values to a numpy array; TypeError for values without an order, or that are not numbers."""
+    """Convert values to a numpy array; TypeError for values without an order, floats of torch, or ragged lists."""
     if isinstance(values, Tensor):
         refuse_tracers(name, **{name: values})
         if values.is_floating_point():  # numpy does not know bfloat16
