@@ -90,18 +90,24 @@ def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
     if out.requires_grad or out.is_neg():
         kind = "requires grad" if out.requires_grad else "is a lazily negated view"
         raise ValueError(
-            f"out {kind}, and kernels write memory as it is: pass a plain tensor, e.g. torch.empty_like(q)"
+            f"out {kind}, but kernels write its memory directly: pass a plain tensor, e.g. torch.empty_like(q)"
         )
     reach = 0
     axes = () if out.is_contiguous() else zip(out.shape, out.stride(), strict=True)
     for size, stride in sorted(axes, key=lambda axis: axis[1]):
         if size > 1 and stride <= reach:
-            raise ValueError("out is an expanded tensor, or its elements share memory; pass a tensor of its own")
+            raise ValueError(
+                "out has elements that share memory, as in an expanded tensor: pass a tensor with memory of its own, "
+                "e.g. torch.empty_like(q)"
+            )
         reach += (size - 1) * stride
     mine = address_range(out)
     for name in ("k_pages", "v_pages", "block_table", "lengths"):
         if overlap(mine, address_range(getattr(cache, name))):
-            raise ValueError(f"out lies in the memory of cache.{name}: pass a tensor of its own")
+            raise ValueError(
+                f"out overlaps the memory of cache.{name}: pass a tensor with memory of its own, "
+                "e.g. torch.empty_like(q)"
+            )
 
 
 def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -810,7 +810,7 @@ BAD_ARGUMENTS = [
     ({"host_lengths": [3]}, ValueError, r"host_lengths has 1 entry, expected 2"),
     ({"host_lengths": [3, 9]}, ValueError, r"host_lengths\[1\] = 9 needs 3 pages of 4, block table has 2"),
     ({"host_lengths": [-1, 6]}, ValueError, r"host_lengths\[0\] = -1 is negative"),
-    ({"host_lengths": [3, 5]}, ValueError, r"host_lengths\[1\] = 5, lengths\[1\] = 6: pass the same, or None"),
+    ({"host_lengths": [3, 5]}, ValueError, r"host_lengths\[1\] = 5 differs from lengths\[1\] = 6: pass equal"),
     ({"host_lengths": [3.0, 6.0]}, TypeError, r"host_lengths must be integers, got float64"),
     ({"host_lengths": [[3, 6]]}, ValueError, r"host_lengths has shape \[1, 2\], expected a flat list"),
 ]

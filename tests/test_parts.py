@@ -451,9 +451,9 @@ def test_bad_items_are_named_before_any_launch(name, launched):
 SHAPE = pkv.Shape(4, 2, 64, 16, "float16")
 BAD_PLANS = {
     "other-shape": (lambda: pkv.plan([5, 40], pkv.Shape(8, 2, 64, 16, "float16"), "workqueue"), {}, "another shape"),
-    "other-lengths": (lambda: pkv.plan([5, 39], SHAPE, "workqueue"), {}, "row 1 has 40 tokens, there 39"),
-    "other-rows": (lambda: pkv.plan([5], SHAPE, "workqueue"), {}, "2 rows, there 1"),
-    "other-tile": (lambda: pkv.plan([5, 40], SHAPE, "workqueue", tile=32), {"tile": 64}, "tiles of 32, and tile= says"),
+    "other-lengths": (lambda: pkv.plan([5, 39], SHAPE, "workqueue"), {}, "row 1 has 40 tokens, in its plan 39"),
+    "other-rows": (lambda: pkv.plan([5], SHAPE, "workqueue"), {}, "lengths has 2 rows, its plan 1"),
+    "other-tile": (lambda: pkv.plan([5, 40], SHAPE, "workqueue", tile=32), {"tile": 64}, "tiles of 32, but tile = 64"),
     "no-tile-of-ours": (lambda: pkv.plan([5, 40], SHAPE, "reference"), {}, "'reference' that the queue cannot run"),
 }
 
@@ -469,7 +469,7 @@ def test_what_is_no_list_of_items_is_refused():
     for found in (None, 5):
         with pytest.raises(TypeError, match=rf"parts\.plan returned {type(found).__name__}: it must return items"):
             pkv.plan([5], SHAPE, "workqueue", parts=pkv.Parts(plan=lambda lengths, shape, found=found: found))
-    with pytest.raises(ValueError, match=r"splits= has no say where parts\.plan cuts the rows"):
+    with pytest.raises(ValueError, match=r"splits= has no effect because parts\.plan cuts the rows"):
         pkv.plan([5], SHAPE, "workqueue", splits=2, parts=pkv.Parts(plan=by_thirty_two))
 
 
@@ -656,7 +656,7 @@ def broken(*arguments):
     ("given", "said"),
     [
         ({"attend_tokens": misspelt, "merge": merge_in_torch}, "Raised in parts.attend_tokens, `misspelt` ("),
-        ({"attend_tokens": only_out}, "In the place of pkv's own ran parts.attend_tokens, `only_out` ("),
+        ({"attend_tokens": only_out}, "Running instead of pkv's own function: parts.attend_tokens, `only_out` ("),
         ({"attend_tokens": copied, "merge": broken}, "Raised in parts.merge, `broken` ("),
         ({"attend_tokens": copied, "plan": broken}, "Raised in parts.plan, `broken` ("),
     ],

@@ -411,14 +411,26 @@ DECODE, MERGE = Launch("decode", (0, 1), 0, 4, 2), Launch("merge", (0, 1), n_spl
         ({"launches": (DECODE,)}, r"row 0 is split but never merged"),
         ({"launches": (DECODE, Launch("merge", (0,), n_splits=2))}, r"row 1 is split but never merged"),
         ({"launches": (DECODE, MERGE, MERGE)}, r"row 0 is merged twice"),
-        ({"launches": (Launch("decode", (0, 1), 0, 3, 2), MERGE)}, r"programs 0:3 does not follow 0, or fit its rows"),
-        ({"launches": (Launch("decode", (0, 1), 2, 4, 2), MERGE)}, r"programs 2:4 does not follow 0"),
+        (
+            {"launches": (Launch("decode", (0, 1), 0, 3, 2), MERGE)},
+            r"programs 0:3 must begin at program 0, and have n_splits",
+        ),
+        ({"launches": (Launch("decode", (0, 1), 2, 4, 2), MERGE)}, r"programs 2:4 must begin at program 0"),
         ({"launches": (Launch("decode", (0, 2), 0, 4, 2), MERGE)}, r"names rows twice, or outside 0:2"),
         ({"launches": (Launch("encode", (0, 1), 0, 4, 2), DECODE, MERGE)}, r"unknown kernel 'encode'"),
         ({"launches": ()}, r"decode launches cover the programs 0:0 of 0:4"),
-        ({"launches": (Launch("decode", (0, 1), 0, 4, 1), MERGE)}, r"row 0 has 2 items, its decode launch 1 split"),
-        ({"launches": (Launch("decode", (0, 1), 0, 4, 4), MERGE)}, r"row 0 has 2 items, its decode launch 4 splits"),
-        ({"launches": (Launch("decode", (0,), 0, 4, 2), MERGE)}, r"programs 0:4 does not follow 0, or fit its rows"),
+        (
+            {"launches": (Launch("decode", (0, 1), 0, 4, 1), MERGE)},
+            r"row 0 has 2 items, but its decode launch has 1 split",
+        ),
+        (
+            {"launches": (Launch("decode", (0, 1), 0, 4, 4), MERGE)},
+            r"row 0 has 2 items, but its decode launch has 4 splits",
+        ),
+        (
+            {"launches": (Launch("decode", (0,), 0, 4, 2), MERGE)},
+            r"programs 0:4 must begin at program 0, and have n_splits",
+        ),
         ({"launches": (Launch("decode", (0, 0), 0, 4, 2), MERGE)}, r"names rows twice"),
         (
             {"launches": (Launch("decode", (0,), 0, 4), MERGE)},
@@ -435,7 +447,10 @@ DECODE, MERGE = Launch("decode", (0, 1), 0, 4, 2), Launch("merge", (0, 1), n_spl
         ({"launches": (Launch("decode", (0, 1), 0, 5), MERGE)}, r"programs 0:5 ends outside 0:4"),
         ({"launches": (Launch("decode", (0, 1), 0, 6), Launch("decode", (0, 1), 6, 4), MERGE)}, r"ends outside 0:4"),
         ({"launches": (MERGE, DECODE)}, r"row 0 is merged before it is decoded"),
-        ({"launches": (DECODE, Launch("merge", (0, 1), n_splits=1))}, r"row 0 has 2 items, its merge launch at most 1"),
+        (
+            {"launches": (DECODE, Launch("merge", (0, 1), n_splits=1))},
+            r"row 0 has 2 items, but its merge launch reads at most 1",
+        ),
         ({"tile": 0}, r"tile 0"),
         ({"programs_per_sm": 0}, r"programs_per_sm 0"),
     ],

@@ -56,7 +56,7 @@ def test_own_profiles_are_found_by_name_and_by_card(cache, monkeypatch):
     assert load_gpu("h200") == GpuProfile("h200", 90, 132, TRUTH)
     monkeypatch.setenv("PKV_CACHE", "/nowhere")
     assert load_gpu("h200") == shipped, "another folder, other profiles"
-    with pytest.raises(ValueError, match="'mine' is no shipped profile; choose one of"):
+    with pytest.raises(ValueError, match="'mine' is not a known profile; choose one of"):
         load_gpu("mine")
 
 

@@ -310,7 +310,7 @@ def test_what_cannot_be_simulated_says_why():
         simulate(plan, GpuProfile("unmeasured", 90, 132))
     with pytest.raises(ValueError, match=r"'reference' has no kernel.*plan another stage"):
         simulate(pkv.plan([5, 40], SHAPE, stage="reference"), GPU)
-    with pytest.raises(ValueError, match="gpu = 'rtx9999' is no shipped profile"):
+    with pytest.raises(ValueError, match="gpu = 'rtx9999' is not a known profile"):
         simulate(plan, "rtx9999")
 
 

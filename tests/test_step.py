@@ -201,7 +201,7 @@ def test_tensors_without_an_address_have_no_kind(as_on_a_gpu):
     torch.func.grad(lambda x: (kept.append(x), x.float().sum())[1])(q)
     assert kind_of_call(kept[0], cache, None, None, None) is None
     for stage in (None, "reference"):
-        with pytest.raises(TypeError, match="q is a Tensor, whose memory is not its own: pass the plain tensor"):
+        with pytest.raises(TypeError, match="q is a Tensor, which has no memory of its own: pass the plain"):
             pkv.decode(kept[0], cache, stage=stage)
 
 
@@ -316,7 +316,7 @@ def test_on_a_gpu_what_is_refused_once_is_refused_again():
     room = torch.zeros(2, *q.shape, dtype=q.dtype, device=q.device)
     pkv.decode(room[0], cache, out=room[1])
     inside = cache.k_pages.flatten()[: q.numel()].view(q.shape)
-    with pytest.raises(ValueError, match=r"out lies in the memory of cache\.k_pages"):
+    with pytest.raises(ValueError, match=r"out overlaps the memory of cache\.k_pages"):
         pkv.decode(room[0], cache, out=inside)
     same = q.clone()
     wanted = pkv.decode(q, cache)

@@ -182,7 +182,7 @@ TRACERS = {
     "symbolic_trace": (lambda f: lambda q: torch.fx.symbolic_trace(f), "torch.fx.symbolic_trace: .*call it outside"),
     "FakeTensorMode": (faked, "FakeTensorMode: fake tensors hold no numbers: pkv.plan"),
     "export": (lambda f: lambda q: torch.export.export(Module(f), (q,)), "torch.export: .*export what comes before it"),
-    "wrapper": (lambda f: lambda q: f(Wrapped(q)), "is a Wrapped, whose memory is not its own: pass the plain tensor"),
+    "wrapper": (lambda f: lambda q: f(Wrapped(q)), "is a Wrapped, which has no memory of its own: pass the plain"),
 }
 
 

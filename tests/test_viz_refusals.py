@@ -145,8 +145,8 @@ def test_steps_in_an_order_of_no_parts_are_refused(order):
     [
         (({},), 'shapes is empty: pass at least one, such as {"Llama 3 8B"'),
         (({"a": SHAPE}, []), 'gpus is empty: pass at least one, such as gpus=["h200"]'),
-        (({"a": SHAPE}, ["h9000"]), "gpu = 'h9000' is no shipped profile; choose one of h200, h200-28sm, rtx3060"),
-        (({"a": SHAPE}, "../gpus/h200"), "gpu = '../gpus/h200' is no shipped profile"),
+        (({"a": SHAPE}, ["h9000"]), "gpu = 'h9000' is not a known profile; choose one of h200, h200-28sm, rtx3060"),
+        (({"a": SHAPE}, "../gpus/h200"), "gpu = '../gpus/h200' is not a known profile"),
     ],
 )
 def test_a_roofline_of_nothing_or_of_an_unknown_card_is_refused(arguments, words):
@@ -156,7 +156,7 @@ def test_a_roofline_of_nothing_or_of_an_unknown_card_is_refused(arguments, words
 
 
 def test_roofs_of_an_unknown_card_are_refused():
-    with pytest.raises(ValueError, match="gpu = 'h9000' is no shipped profile"):
+    with pytest.raises(ValueError, match="gpu = 'h9000' is not a known profile"):
         plots.roofs_of("h9000")
 
 

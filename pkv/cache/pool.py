@@ -210,7 +210,10 @@ def check_agreement(known: np.ndarray, lengths: np.ndarray) -> None:
     bad = np.flatnonzero(known != lengths)
     if bad.size:
         row = bad[0]
-        raise ValueError(f"host_lengths[{row}] = {known[row]}, lengths[{row}] = {lengths[row]}: pass the same, or None")
+        raise ValueError(
+            f"host_lengths[{row}] = {known[row]} differs from lengths[{row}] = {lengths[row]}: "
+            "pass equal lengths, or host_lengths=None"
+        )
 
 
 @contextmanager

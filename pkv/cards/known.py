@@ -27,7 +27,7 @@ def load_gpu(name: str) -> GpuProfile:
     """
     if not isinstance(name, str) or name not in gpu_names():
         raise ValueError(
-            f"gpu = {name!r} is no shipped profile; choose one of {', '.join(gpu_names())}, pass a GpuProfile, or "
+            f"gpu = {name!r} is not a known profile; choose one of {', '.join(gpu_names())}, pass a pkv.GpuProfile, or "
             "measure a card with `pkv calibrate`"
         )
     return (_own(name, cache_folder()) if name in own_names() else _shipped(name))[0]
@@ -72,7 +72,7 @@ def gpu_for(title: str, arch: int, n_sms: int) -> GpuProfile:
         try:
             readable[name] = _own(name, cache_folder())
         except ValueError as error:
-            _warn_once(f"passed over when the profile of {title} was looked for: {error}")
+            _warn_once(f"skipped a file while looking for the profile of {title}: {error}")
     shipped = {name: _shipped(name) for name in shipped_names() if name not in readable}
     for known, of in (readable | shipped).values():
         if f"{of} ".startswith(f"{title} ") and (known.arch, known.n_sms) == (arch, n_sms):

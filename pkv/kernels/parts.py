@@ -118,7 +118,7 @@ class Parts:
             here = {name: getattr(self, name) for name in running if name in self.given}
             guilty = [name for name, part in here.items() if passes_through(error, code_of(part))]
             for name in guilty or here:
-                said = "Raised in parts." if guilty else "In the place of pkv's own ran parts."
+                said = "Raised in parts." if guilty else "Running instead of pkv's own function: parts."
                 error.add_note(f"{said}{name}, {place_of(here[name])}: see {MUST[name]}.")
             raise
 

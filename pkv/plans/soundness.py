@@ -82,7 +82,10 @@ def _fault_of_launches(plan: PlanFields) -> str | None:
             0,
             (launch.end - launch.begin) / max(len(launch.rows), 1),
         ):
-            return f"the decode launch of programs {programs} does not follow {n_programs}, or fit its rows"
+            return (
+                f"the decode launch of programs {programs} must begin at program {n_programs}, "
+                "and have n_splits programs for each of its rows"
+            )
         if not launch.begin <= launch.end <= plan.n_programs:
             return f"the decode launch of programs {programs} ends outside 0:{plan.n_programs}"
         n_programs = launch.end
@@ -111,7 +114,10 @@ def _fault_of_splits(launch: Launch, items_per_row: npt.NDArray[np.int32]) -> st
         n_items = items_per_row[row]
         if launch.kernel == "merge" and n_items > launch.n_splits:
             most = count_of(launch.n_splits, "split")
-            return f"row {row} has {count_of(n_items, 'item')}, its merge launch at most {most}"
+            return f"row {row} has {count_of(n_items, 'item')}, but its merge launch reads at most {most}"
         if launch.kernel == "decode" and launch.n_splits not in (0, n_items):
-            return f"row {row} has {count_of(n_items, 'item')}, its decode launch {count_of(launch.n_splits, 'split')}"
+            return (
+                f"row {row} has {count_of(n_items, 'item')}, "
+                f"but its decode launch has {count_of(launch.n_splits, 'split')} per row"
+            )
     return None

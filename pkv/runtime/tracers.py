@@ -68,7 +68,7 @@ def refuse_tracers(what: str, **tensors: Any) -> None:
         left_over = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # of a transform that has ended
         if left_over or kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
             raise TypeError(
-                f"{what}: {name} is a {kind.__name__}, whose memory is not its own: pass the plain tensor inside of it"
+                f"{what}: {name} is a {kind.__name__}, which has no memory of its own: pass the plain tensor it wraps"
             )
 
 

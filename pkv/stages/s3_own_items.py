@@ -47,7 +47,7 @@ def plan_of_items_by(
     [0, 1, 3]
     """
     if splits is not None:
-        raise ValueError("splits= has no say where parts.plan cuts the rows: leave one of them out")
+        raise ValueError("splits= has no effect because parts.plan cuts the rows: pass splits= or parts.plan, not both")
     found = cut(lengths.tolist(), shape)
     if isinstance(found, Plan):
         made = queue_of_plan(found, lengths, shape, tile, ordering)
@@ -81,13 +81,15 @@ def queue_of_plan(found: Plan, lengths: Int32Array, shape: Shape, tile: int | No
     if found.shape != shape:
         raise ValueError(f"parts.plan returned a plan for another shape ({found.shape}), not for {shape}")
     if not np.array_equal(found.lengths, lengths):
-        where = f"{count_of(len(lengths), 'row')}, there {found.n_rows}"
+        where = f"lengths has {count_of(len(lengths), 'row')}, its plan {found.n_rows}"
         if found.n_rows == len(lengths):
             row = np.flatnonzero(found.lengths != lengths)[0]
-            where = f"row {row} has {count_of(lengths[row], 'token')}, there {found.lengths[row]}"
+            where = f"row {row} has {count_of(lengths[row], 'token')}, in its plan {found.lengths[row]}"
         raise ValueError(f"parts.plan returned a plan for other lengths: {where}")
     if tile not in (None, found.tile):
-        raise ValueError(f"parts.plan returned a plan in tiles of {found.tile}, and tile= says {tile}: leave out one")
+        raise ValueError(
+            f"parts.plan returned a plan in tiles of {found.tile}, but tile = {tile}: leave out tile=, or plan in it"
+        )
     if found.stage == "workqueue" and ordering is None and not found.dynamic:
         return found
     fault = first_fault(found)
@@ -123,7 +125,10 @@ def items_array(found: Any, n_rows: int) -> Int32Array:
                 "list the items row by row"
             )
         if not 0 <= begin <= end <= LONGEST_ROW:
-            raise ValueError(f"parts.plan: item {index} of row {row} has the tokens {begin}:{end}, which is no range")
+            raise ValueError(
+                f"parts.plan: item {index} of row {row} has the tokens {begin}:{end}: "
+                f"it must hold 0 <= begin <= end <= {LONGEST_ROW}"
+            )
         last_row = row
     return items.astype(np.int32)
 

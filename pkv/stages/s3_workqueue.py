@@ -226,7 +226,7 @@ def attend_item(
 
 
 def warps_of_several(num_warps: int, block_h: int) -> int:
-    """Return the warps of a program that may do several items: its loop takes registers, so 32 heads get twice."""
+    """Return the warps of a program that may do several items: its loop takes registers, so 32 heads double them."""
     return min(2 * num_warps, MOST_WARPS) if block_h > 16 else num_warps
 
 

@@ -96,7 +96,7 @@ def check_tensor(
         raise TypeError(f"{name} is {x.dtype}, expected {dtype}: pass {name}.to({dtype})")
     if x.is_neg() or x.layout != torch.strided:
         remedy = f"{name}.resolve_neg()" if x.is_neg() else f"{name}.to_dense()"
-        raise ValueError(f"{name} is no plain tensor, and kernels read memory as it is: pass {remedy}")
+        raise ValueError(f"{name} is lazily negated or sparse, but kernels read its memory directly: pass {remedy}")
     if device is not None and x.device != device:
         raise ValueError(f"{name} is on {x.device}, the others on {device}: pass {name}.to({str(device)!r})")
 
