@@ -413,7 +413,7 @@ DECODE, MERGE = Launch("decode", (0, 1), 0, 4, 2), Launch("merge", (0, 1), n_spl
         ({"launches": (DECODE, MERGE, MERGE)}, r"row 0 is merged twice"),
         (
             {"launches": (Launch("decode", (0, 1), 0, 3, 2), MERGE)},
-            r"programs 0:3 must begin at program 0, and have n_splits",
+            r"programs 0:3 must have 4 programs, n_splits = 2 for each of its 2 rows",
         ),
         ({"launches": (Launch("decode", (0, 1), 2, 4, 2), MERGE)}, r"programs 2:4 must begin at program 0"),
         ({"launches": (Launch("decode", (0, 2), 0, 4, 2), MERGE)}, r"names rows twice, or outside 0:2"),
@@ -429,7 +429,7 @@ DECODE, MERGE = Launch("decode", (0, 1), 0, 4, 2), Launch("merge", (0, 1), n_spl
         ),
         (
             {"launches": (Launch("decode", (0,), 0, 4, 2), MERGE)},
-            r"programs 0:4 must begin at program 0, and have n_splits",
+            r"programs 0:4 must have 2 programs, n_splits = 2 for each of its 1 row$",
         ),
         ({"launches": (Launch("decode", (0, 0), 0, 4, 2), MERGE)}, r"names rows twice"),
         (

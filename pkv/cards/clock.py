@@ -72,7 +72,7 @@ class EvenPrograms:
 
 
 class EvenSms:
-    """Programs that read while SMs share the memory equally, and the programs of an SM share that SM's part equally.
+    """Programs that read where each SM has an equal share of the bandwidth, and its programs equal parts of that.
 
     An SM takes at most most_of_sm, and at most what its programs can read; the other SMs get the rest. Programs that
     end within `as_one` us end together. as_one is 0 if other programs wait for their places, because the first to end,

@@ -130,9 +130,9 @@ def item_us_of(plan: Plan, costs: Costs) -> float:
 
 
 def slots_per_sm(plan: Plan, launch: Launch, profile: GpuProfile) -> int:
-    """Return the programs that reside on one SM: as many as when costs were measured, else as the plan says.
+    """Return how many programs reside on one SM: the number measured with the costs, if there is one, else the plan's.
 
-    For a merge it is as many as the SM can hold.
+    A merge launch has as many as the SM can hold.
     """
     if launch.kernel == "merge":
         return profile.limits.programs_per_sm

@@ -78,13 +78,13 @@ def _fault_of_launches(plan: PlanFields) -> str | None:
             merged |= set(launch.rows)
             continue
         programs = f"{launch.begin}:{launch.end}"
-        if launch.begin != n_programs or launch.n_splits not in (
-            0,
-            (launch.end - launch.begin) / max(len(launch.rows), 1),
-        ):
+        if launch.begin != n_programs:
+            return f"the decode launch of programs {programs} must begin at program {n_programs}"
+        n_expected = launch.n_splits * max(len(launch.rows), 1)
+        if launch.n_splits and launch.end - launch.begin != n_expected:
             return (
-                f"the decode launch of programs {programs} must begin at program {n_programs}, "
-                "and have n_splits programs for each of its rows"
+                f"the decode launch of programs {programs} must have {n_expected} programs, n_splits = "
+                f"{launch.n_splits} for each of its {count_of(len(launch.rows), 'row')}"
             )
         if not launch.begin <= launch.end <= plan.n_programs:
             return f"the decode launch of programs {programs} ends outside 0:{plan.n_programs}"

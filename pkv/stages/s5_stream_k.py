@@ -52,7 +52,7 @@ def plan(
     gpu: "str | GpuProfile | None" = None,
     dynamic: bool = False,
 ) -> Plan:
-    """Plan the runs that the kernel will find for these lengths; dynamic: the lengths are upper bounds."""
+    """Plan the runs that the kernel will compute from these lengths; with dynamic=True they are upper bounds."""
     profile, tile, resident = sizes_for(gpu, tile, shape, "stream_k")
     n_programs = max(1, profile.n_sms * reading_programs(profile, resident) // shape.grid_heads) if len(lengths) else 0
     items, program_items, row_items = cut_runs(lengths, n_programs, tile)

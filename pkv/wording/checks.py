@@ -95,8 +95,8 @@ def check_tensor(
     if dtype is not None and x.dtype != dtype:
         raise TypeError(f"{name} is {x.dtype}, expected {dtype}: pass {name}.to({dtype})")
     if x.is_neg() or x.layout != torch.strided:
-        remedy = f"{name}.resolve_neg()" if x.is_neg() else f"{name}.to_dense()"
-        raise ValueError(f"{name} is lazily negated or sparse, but kernels read its memory directly: pass {remedy}")
+        kind, remedy = ("lazily negated", "resolve_neg") if x.is_neg() else ("sparse", "to_dense")
+        raise ValueError(f"{name} is {kind}, but kernels read its memory directly: pass {name}.{remedy}()")
     if device is not None and x.device != device:
         raise ValueError(f"{name} is on {x.device}, the others on {device}: pass {name}.to({str(device)!r})")
 
