@@ -16,7 +16,8 @@ from pkv.cards.known import gpu_of
 from pkv.kernels.interpreter import launch_interpreted
 from pkv.kernels.merging import MOST_DIM_BLOCKS
 from pkv.kernels.parts import Parts, checked_parts, first_stage_taking
-from pkv.plans.fields import Family, int_lengths
+from pkv.plans.facts import Family
+from pkv.plans.fields import int_lengths
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.graphs import is_capturing
@@ -67,7 +68,7 @@ def plan(
     parts = checked_parts(parts, stage, TAKES)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
-    if module.FAMILY is not Family.TORCH:
+    if module.FACTS.family is not Family.TORCH:
         check_kernel_shape(shape)
     row_lengths = int_lengths(lengths)
     n_rows, splits = len(row_lengths), options.get("splits", 1)

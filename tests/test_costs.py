@@ -10,7 +10,7 @@ import pkv
 from pkv.cards import costs
 from pkv.cards.costs import deal, mean_of_at_least_one, merged_bytes, predict
 from pkv.cards.simulation import simulate
-from pkv.plans.fields import Family, GridOrder, Launch
+from pkv.plans.fields import Launch
 from pkv.plans.gpu import Costs, GpuProfile
 from pkv.plans.plan import Plan
 
@@ -115,7 +115,7 @@ def test_a_row_of_one_item_has_nothing_to_merge():
 
 def test_only_flashinfer_plans_inside_the_step():
     plan = whole_rows([200])
-    theirs = dataclasses.replace(plan, family=Family.FLASHINFER, grid_order=GridOrder.ITEMS_FIRST)
+    theirs = dataclasses.replace(plan, stage="flashinfer")
     costs = dataclasses.replace(TOY.costs, flashinfer_plan_us=50, flashinfer_program_gb_per_s=10)
     gpu = dataclasses.replace(TOY, costs=costs)
     assert predict(plan, gpu).plan == 0
@@ -154,7 +154,7 @@ def test_sms_have_equal_shares_of_the_memory_and_leave_what_they_do_not_need():
 
 
 def test_flashinfers_items_have_a_start_up_of_their_own():
-    theirs = dataclasses.replace(whole_rows([200]), family=Family.FLASHINFER, grid_order=GridOrder.ITEMS_FIRST)
+    theirs = dataclasses.replace(whole_rows([200]), stage="flashinfer")
     for play in (predict, simulate):
         assert play(theirs, changed(flashinfer_item_us=7)).gpu_ms * 1000 == pytest.approx(
             play(theirs, TOY).gpu_ms * 1000 + 5

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import pkv
 from pkv.kernels.uploads import UPLOADS, uploaded
-from pkv.plans.fields import Family, GridOrder, Launch, Merging
+from pkv.plans.facts import Facts, Family, GridOrder, Merging
+from pkv.plans.fields import Launch
 from pkv.plans.gpu import TILES
 from pkv.stages.s3_workqueue import requeue
 from pkv.stages.x_flashinfer_rules import why_not
@@ -610,29 +611,28 @@ def test_a_gpu_that_is_none_is_named(wrong):
 # --- facts ---
 
 
-def test_json_says_facts_that_the_stages_name_does_not():
-    usual = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
-    mine = dataclasses.replace(usual, stage="mine", merging=Merging.BY_CUT, grid_order=GridOrder.ITEMS_FIRST)
-    assert {"merging": "by cut", "grid_order": "items first"}.items() <= json.loads(mine.to_json()).items()
-    assert pkv.Plan.from_json(mine.to_json()) == mine
-    for stage in ("reference", "row_local", "stream_k", "flashinfer"):
-        plan = pkv.plan([5, 40], LLAMA, stage=stage)
-        assert not {"family", "grid_order", "merging"} & json.loads(plan.to_json()).keys(), "its name says them"
-        again = pkv.Plan.from_json(plan.to_json())
-        assert (again.family, again.grid_order, again.merging) == (plan.family, plan.grid_order, plan.merging)
-    with pytest.raises(ValueError, match="'theirs' is not a valid Family"):
-        pkv.Plan.from_json(usual.to_json().replace('"dynamic"', '"family": "theirs", "dynamic"'))
+def test_facts_follow_from_the_stage_whatever_way_a_plan_came_about():
+    wanted = dict.fromkeys(pkv.STAGES, Facts()) | {
+        "reference": Facts(family=Family.TORCH),
+        "flashinfer": Facts(family=Family.FLASHINFER, grid_order=GridOrder.ITEMS_FIRST),
+        "stream_k": Facts(merging=Merging.BY_CUT),
+    }
+    for stage, facts in wanted.items():
+        plan = pkv.plan([5, 40], LLAMA, stage="stream_k")
+        for made in (pkv.plan([5, 40], LLAMA, stage=stage), dataclasses.replace(plan, stage=stage)):
+            if made.stage == stage:  # not the winner's, of adaptive
+                assert (made.family, made.grid_order, made.merging) == pkv.Plan.from_json(made.to_json()).facts == facts
+    assert dataclasses.replace(plan, stage="somebody's").facts == Facts()
+    assert requeue(pkv.plan([5, 40], LLAMA, stage="flashinfer")).facts == Facts()
 
 
-def test_plans_that_differ_in_a_fact_only_are_not_equal():
-    usual = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
-    other = dataclasses.replace(usual, merging=Merging.BY_CUT)
-    assert usual != other
-    assert usual.diff(other) == ["merging: by row against by cut"]
-    assert other.diff(usual) == ["merging: by cut against by row"]
-
-
-def test_requeued_plans_are_the_queues():
-    for stage in ("stream_k", "flashinfer"):
-        plan = requeue(pkv.plan([5, 40], LLAMA, stage=stage))
-        assert (plan.family, plan.grid_order, plan.merging) == (Family.PKV, GridOrder.HEADS_FIRST, Merging.BY_ROW)
+@pytest.mark.parametrize("stage", ["workqueue", "row_local", "split_kv"])
+def test_a_plan_without_launches_is_refused_where_kernels_are_needed(stage):
+    """Under another name a plan of the reference would leave `out` as it was."""
+    k = torch.zeros(2, 40, 2, 64)
+    cache, q = pkv.PagedKVCache.from_dense(k, k, [5, 40]), torch.zeros(2, 4, 64)
+    plan = pkv.plan([5, 40], pkv.Shape.of(q, cache), stage="reference")
+    out = torch.full_like(q, 7.0)
+    with pytest.raises(ValueError, match="decode launches cover the programs 0:0"):
+        pkv.run(q, cache, dataclasses.replace(plan, stage=stage, tile=16), out=out)
+    assert (out == 7.0).all()

@@ -9,7 +9,8 @@ import pytest
 
 import pkv
 from pkv.cards.simulation import SPAN, simulate
-from pkv.plans.fields import Family, GridOrder, Launch, Merging
+from pkv.plans.facts import Merging
+from pkv.plans.fields import Launch
 from pkv.plans.gpu import Costs, GpuProfile
 from pkv.plans.plan import Plan
 
@@ -60,7 +61,7 @@ def several_items_a_program(seed: int) -> Plan:
     launches = (Launch("decode", rows, 0, 10), Launch("merge", rows, n_splits=plan.n_items))
     order = rng.permutation(plan.n_items)
     return dataclasses.replace(
-        plan, launches=launches, program_offsets=offsets, item_order=order, merging=Merging.BY_ROW
+        plan, stage="test", launches=launches, program_offsets=offsets, item_order=order
     ).validate()
 
 
@@ -153,7 +154,7 @@ def test_the_cuts_of_a_row_share_its_merge():
         pytest.approx([1, 3 + 3 * 32 / 40]),
         pytest.approx([4 + 3 * 32 / 40, 6 + 3 * 32 / 40 + 2 * part / 40e3]),
     ]
-    per_row = simulate(dataclasses.replace(plan, merging=Merging.BY_ROW), TOY)
+    per_row = simulate(dataclasses.replace(plan, stage="test"), TOY)
     assert per_row.makespan_us - timeline.makespan_us == pytest.approx(2 * part * (1 / 25e3 - 1 / 40e3))
 
 
@@ -172,7 +173,7 @@ def test_a_row_that_is_whole_has_one_merge_program_that_moves_nothing():
 def test_what_a_step_costs_before_its_first_launch():
     plan = queue([[200]], shape=SHAPE, gpu=GPU)
     ours = simulate(plan, GPU)
-    theirs = simulate(dataclasses.replace(plan, family=Family.FLASHINFER, grid_order=GridOrder.ITEMS_FIRST), GPU)
+    theirs = simulate(dataclasses.replace(plan, stage="flashinfer"), GPU)
     assert ours.gpu_ms == pytest.approx((10 + ours.launch_us[-1, 1]) / 1000)
     assert theirs.gpu_ms - ours.gpu_ms == pytest.approx(0.07)
 

@@ -27,7 +27,8 @@ import numpy.typing as npt
 
 from pkv.cards.known import resolve_gpu
 from pkv.cards.shares import Floats, deal, longest_and_bytes_by_sm, mean_of_at_least_one, n_alike, slowest_sm_us
-from pkv.plans.fields import Family, GridOrder, Launch, Merging
+from pkv.plans.facts import Family, GridOrder, Merging
+from pkv.plans.fields import Launch
 from pkv.plans.gpu import DEFAULT_GPU, Costs, GpuProfile
 from pkv.plans.plan import Plan
 

@@ -34,7 +34,8 @@ from pkv.cards.costs import (
 )
 from pkv.cards.known import resolve_gpu
 from pkv.cards.shares import Floats
-from pkv.plans.fields import GridOrder, Launch
+from pkv.plans.facts import GridOrder
+from pkv.plans.fields import Launch
 from pkv.plans.gpu import DEFAULT_GPU, GpuProfile
 from pkv.plans.plan import Plan
 from pkv.runtime.locks import renew_properties

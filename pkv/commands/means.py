@@ -14,7 +14,7 @@ from pkv.commands.arguments import OPTIONS
 from pkv.commands.output import MOST_MARKS, Progress, table
 from pkv.commands.steps import Steps
 from pkv.decoding import plan
-from pkv.plans.fields import Family
+from pkv.plans.facts import Family
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 

@@ -18,7 +18,7 @@ from pkv.plans.shape import Shape
 from pkv.runtime.memory import Memory
 
 SIZES = Memory()  # for each plan: {(are all rows aligned, device): (sizes of its kernels, warps)}
-ARGUMENTS = Memory()  # for each cache: {"made": its arguments, "places": the addresses of its tensors then}
+ARGUMENTS = Memory()  # for each cache: {"made": (the addresses of its tensors then, its arguments)}
 COPY_BYTES = 16  # an asynchronous copy (cp.async) moves 16 bytes from a multiple of 16
 
 
@@ -179,13 +179,13 @@ def cache_args(cache: PagedKVCache) -> tuple[CacheArgs, bool, tuple[Any, ...]]:
     """Return (arguments, are all rows aligned, part of the signature) of a cache; made once while its memory stays."""
     places = addresses_of_cache(cache)
     known = ARGUMENTS.of(cache)
-    if known.get("places") == places:
-        made: tuple[CacheArgs, bool, tuple[Any, ...]] = known["made"]
+    if (found := known.get("made")) is not None and found[0] == places:
+        made: tuple[CacheArgs, bool, tuple[Any, ...]] = found[1]
         return made
     k, v, table, lengths = map(strided, (cache.k_nhd, cache.v_nhd, cache.block_table, cache.lengths))
     aligned = is_aligned(k.ptr) and is_aligned(v.ptr)
     strides = tuple(stride_kinds(side.strides) for side in (k, v, table, lengths))
     alignment = tuple(place % COPY_BYTES for place in places)
     made = CacheArgs(k, v, table, lengths), aligned, (cache.dtype, strides, alignment)
-    known.update(made=made, places=places)
+    known["made"] = places, made  # at once: another thread may come between two assignments
     return made

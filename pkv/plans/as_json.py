@@ -2,30 +2,20 @@
 
 import json
 from dataclasses import asdict
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from pkv.plans.fields import Family, GridOrder, Merging, PlanFields
+from pkv.plans.fields import PlanFields
 from pkv.plans.gpu import DEFAULT_TILE, Costs, GpuProfile
 from pkv.plans.shape import Shape
 
 FORMAT = 1  # any other is refused
-FACTS: dict[str, type[Enum]] = {"family": Family, "grid_order": GridOrder, "merging": Merging}
-USUAL: dict[str, Enum] = {"family": Family.PKV, "grid_order": GridOrder.HEADS_FIRST, "merging": Merging.BY_ROW}
-# In this format a stage's name implies these facts. Facts are written only where they differ from it.
-SAID_BY_NAME: dict[str, dict[str, Enum]] = {
-    "reference": {"family": Family.TORCH},
-    "flashinfer": {"family": Family.FLASHINFER, "grid_order": GridOrder.ITEMS_FIRST},
-    "stream_k": {"merging": Merging.BY_CUT},
-}
 
 
 def plan_to_dict(plan: PlanFields) -> dict[str, Any]:
     """Return the plan as a dict of JSON's types."""
-    said = USUAL | SAID_BY_NAME.get(plan.stage, {})
     return {
         "format": FORMAT,
         "stage": plan.stage,
@@ -43,7 +33,6 @@ def plan_to_dict(plan: PlanFields) -> dict[str, Any]:
         "partial_offsets": plan.partial_offsets.tolist(),
         "item_order": None if plan.item_order is None else plan.item_order.tolist(),
         "launches": [{**vars(launch), "rows": list(launch.rows)} for launch in plan.launches],
-        **{name: fact.value for name in FACTS if (fact := getattr(plan, name)) is not said[name]},
     }
 
 
@@ -73,8 +62,6 @@ def fields_from_json(text: str) -> dict[str, Any]:
             "launches": [_launch(**launch) for launch in data.pop("launches")],
             **{name: _array(name, data.pop(name)) for name in ("lengths", "program_offsets", "partial_offsets")},
         }
-        said = USUAL | SAID_BY_NAME.get(fields["stage"], {})
-        fields |= {name: kind(data.pop(name, said[name])) for name, kind in FACTS.items()}
         if data:
             raise KeyError(f"unknown field {next(iter(data))!r}")
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:

@@ -12,40 +12,18 @@ items (0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40); partial_offsets [0, 2, 
 """
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
+from pkv.plans.facts import FACTS, Facts, Family, GridOrder, Merging
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
 from pkv.runtime.locks import renew_properties
 from pkv.wording.checks import LONGEST_ROW, Ints, host_ints
 
 Int32Array = npt.NDArray[np.int32]
-
-
-class Family(Enum):
-    """Whose kernels run a plan: PyTorch's, pkv's or FlashInfer's."""
-
-    TORCH = "torch"  # no kernel of pkv's: PyTorch computes the result
-    PKV = "pkv"
-    FLASHINFER = "flashinfer"
-
-
-class GridOrder(Enum):
-    """The axis of a decode launch's grid that runs fastest."""
-
-    HEADS_FIRST = "heads first"  # neighbouring programs take the heads of one item
-    ITEMS_FIRST = "items first"  # neighbouring programs take the items of one head
-
-
-class Merging(Enum):
-    """How a merge launch divides its work among programs."""
-
-    BY_ROW = "by row"  # one program for each query head of a row
-    BY_CUT = "by cut"  # one program for each cut between two items of a row, and each grid head
 
 
 @dataclass(frozen=True)
@@ -79,9 +57,6 @@ class PlanFields:
     variant: str = ""
     explanation: str = ""
     fallback: str | None = None
-    family: Family = Family.PKV
-    grid_order: GridOrder = GridOrder.HEADS_FIRST
-    merging: Merging = Merging.BY_ROW
 
     def __post_init__(self) -> None:
         for name in ("lengths", "items", "program_offsets", "partial_offsets", "item_order"):
@@ -90,6 +65,26 @@ class PlanFields:
                 array = np.array(array, dtype=np.int32)
                 array.setflags(write=False)
                 object.__setattr__(self, name, array)
+
+    @property
+    def facts(self) -> Facts:
+        """What readers must know of the plan's stage; the usual facts if no stage of that name is known."""
+        return FACTS.get(self.stage, Facts())
+
+    @property
+    def family(self) -> Family:
+        """Whose kernels run the plan."""
+        return self.facts.family
+
+    @property
+    def grid_order(self) -> GridOrder:
+        """Which programs of a decode launch are neighbours in its grid."""
+        return self.facts.grid_order
+
+    @property
+    def merging(self) -> Merging:
+        """How a merge launch divides its work among programs."""
+        return self.facts.merging
 
     @property
     def n_rows(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from pkv.plans.as_json import FACTS, fields_from_json, plan_to_dict
+from pkv.plans.as_json import fields_from_json, plan_to_dict
 from pkv.plans.counters import Counters, count
 from pkv.plans.fields import Launch, PlanFields
 from pkv.plans.printing import as_table
@@ -51,8 +51,8 @@ class Plan(PlanFields):
         if not isinstance(other, Plan):
             raise TypeError(f"other must be a pkv.Plan, got {type(other).__name__}")
         lines = []
-        ours, others = (plan.to_dict() | {name: getattr(plan, name).value for name in FACTS} for plan in (self, other))
-        for name, mine in ours.items():
+        others = other.to_dict()
+        for name, mine in self.to_dict().items():
             theirs = others[name]
             if mine == theirs:
                 continue

@@ -3,7 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from pkv.plans.fields import Family, Launch, PlanFields
+from pkv.plans.facts import Family
+from pkv.plans.fields import Launch, PlanFields
 from pkv.wording.counts import count_of
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from pkv.kernels.launching import KernelArgs
-from pkv.plans.fields import Family
+from pkv.plans.facts import FACTS, Facts
 from pkv.plans.plan import Plan
 from pkv.stages import (
     s0_reference,
@@ -30,8 +30,8 @@ class Stage(Protocol):
         """ "gpu": the kernels find their work from the lengths on the GPU; "host": plan() must know the lengths."""
 
     @property
-    def FAMILY(self) -> Family:
-        """Whose kernels the stage launches."""
+    def FACTS(self) -> Facts:
+        """Facts that readers of its plans need: whose kernels run them, their grid's order, how they merge."""
 
     @property
     def PARTS(self) -> tuple[str, ...]:
@@ -78,3 +78,4 @@ STAGES: dict[str, Stage] = {
 }
 REPEATED: dict[str, RepeatedStage] = {"stream_k": s5_stream_k}
 TAKES: dict[str, tuple[str, ...]] = {name: stage.PARTS for name, stage in STAGES.items()}
+FACTS.update({name: stage.FACTS for name, stage in STAGES.items()})

@@ -16,13 +16,14 @@ import torch
 
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import resolve_gpu
-from pkv.plans.fields import Family, Int32Array
+from pkv.plans.facts import Facts, Family
+from pkv.plans.fields import Int32Array
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 
 PLANNED_ON = "host"
-FAMILY = Family.TORCH
+FACTS = Facts(family=Family.TORCH)
 PARTS: tuple[str, ...] = ()
 
 
@@ -41,7 +42,6 @@ def plan(lengths: Int32Array, shape: Shape, *, gpu: "str | GpuProfile | None" = 
         tile=1,
         gpu=resolve_gpu(gpu),
         programs_per_sm=1,
-        family=FAMILY,
     )
 
 

@@ -9,17 +9,18 @@ Lengths [40, 5, 40], tile 16, splits 2: buckets 5 (row 1) and 40 (rows 0 and 2).
 
 import numpy as np
 
-from pkv.plans.fields import Family, Int32Array, Launch, offsets_of
+from pkv.plans.facts import Facts
+from pkv.plans.fields import Int32Array, Launch, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import PARTS, default_splits, fault_of_items, indices_of, launch, launches_of, split_items
 from pkv.stages.sizing import sizes_for
 
-__all__ = ["FAMILY", "PARTS", "PLANNED_ON", "fault_of_items", "launch", "plan"]
+__all__ = ["FACTS", "PARTS", "PLANNED_ON", "fault_of_items", "launch", "plan"]
 
 PLANNED_ON = "host"
-FAMILY = Family.PKV
+FACTS = Facts()
 
 
 def plan(

@@ -20,7 +20,8 @@ from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
 from pkv.kernels.uploads import uploaded_rows
-from pkv.plans.fields import Family, Int32Array, Launch
+from pkv.plans.facts import Facts
+from pkv.plans.fields import Int32Array, Launch
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -28,7 +29,7 @@ from pkv.stages.sizing import even_programs, sizes_for
 from pkv.wording.checks import MOST_SPLITS
 
 PLANNED_ON = "gpu"
-FAMILY = Family.PKV
+FACTS = Facts()
 PARTS = ("attend_tokens", "merge")
 MIN_TILES_PER_SPLIT = 2  # a shorter split costs more in its partial state than it saves
 

@@ -21,7 +21,8 @@ from pkv.cache.paged import PagedKVCache
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_empty, store_state
-from pkv.plans.fields import Family, Int32Array
+from pkv.plans.facts import Facts
+from pkv.plans.fields import Int32Array
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -30,7 +31,7 @@ from pkv.stages.sizing import sizes_for
 from pkv.wording.checks import MOST_SPLITS
 
 PLANNED_ON = "gpu"
-FAMILY = Family.PKV
+FACTS = Facts()
 PARTS = ("attend_tokens", "merge")
 # The best average over 18 batches, on an H200 and on 28 of its SMs (data/results/default_cuts.json). With splits that
 # fill the GPU only once, a row of 64k tokens among 63 short ones takes 5 to 7 times as long.

@@ -25,7 +25,8 @@ from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
 from pkv.kernels.uploads import uploaded, uploaded_rows
-from pkv.plans.fields import Family, GridOrder, Int32Array, Launch, Merging, offsets_of
+from pkv.plans.facts import Facts
+from pkv.plans.fields import Int32Array, Launch, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -34,7 +35,7 @@ from pkv.stages.s2_row_local import own_items
 from pkv.stages.sizing import even_programs, sizes_for
 
 PLANNED_ON = "host"
-FAMILY = Family.PKV
+FACTS = Facts()
 PARTS = ("attend_tokens", "merge", "plan")
 
 
@@ -168,9 +169,6 @@ def requeue(plan: Plan, *, drop_empty: bool = False, ordering: str | None = None
         item_order=order,
         launches=queue_launches(row_items, len(items), int(np.diff(plan.partial_offsets).max(initial=0))),
         dynamic=False,
-        family=Family.PKV,
-        grid_order=GridOrder.HEADS_FIRST,
-        merging=Merging.BY_ROW,
         variant="",
         explanation="",
         fallback=None,

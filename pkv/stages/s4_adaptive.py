@@ -27,7 +27,8 @@ from pkv.arguments import check_kernel_shape
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.costs import Prediction, predict
 from pkv.cards.known import resolve_gpu
-from pkv.plans.fields import Family, Int32Array, int_lengths
+from pkv.plans.facts import Facts
+from pkv.plans.fields import Int32Array, int_lengths
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -38,7 +39,7 @@ from pkv.stages.x_flashinfer_rules import fault_of_lengths, why_not
 from pkv.wording.checks import Ints
 
 PLANNED_ON = "host"
-FAMILY = Family.PKV
+FACTS = Facts()
 PARTS: tuple[str, ...] = ()
 POLICIES = ("paper", "cost")
 PAPER_GROUP, PAPER_LONGEST, PAPER_FEW_ROWS, PAPER_MANY_ROWS = 4, 16384, 1, 8

@@ -31,7 +31,8 @@ from pkv.kernels.launching import KernelArgs
 from pkv.kernels.merging import merge_items, merge_options
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_empty, store_state
-from pkv.plans.fields import Family, Int32Array, Launch, Merging, offsets_of
+from pkv.plans.facts import Facts, Merging
+from pkv.plans.fields import Int32Array, Launch, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -40,7 +41,7 @@ from pkv.stages.s5_stream_k_runs import cut_runs, find_item, find_row, find_shar
 from pkv.stages.sizing import reading_programs, sizes_for
 
 PLANNED_ON = "gpu"
-FAMILY = Family.PKV
+FACTS = Facts(merging=Merging.BY_CUT)
 PARTS = ("attend_tokens",)  # not "merge": this stage merges by the cuts between runs
 
 
@@ -68,7 +69,6 @@ def plan(
         gpu=profile,
         programs_per_sm=resident,
         dynamic=dynamic,
-        merging=Merging.BY_CUT,
     )
 
 

@@ -24,7 +24,8 @@ import torch
 from pkv.cache.paged import PagedKVCache, upload
 from pkv.cache.pool import csr_positions, last_page_lengths
 from pkv.cards.known import resolve_gpu
-from pkv.plans.fields import Family, GridOrder, Int32Array, offsets_of
+from pkv.plans.facts import Facts, Family, GridOrder
+from pkv.plans.fields import Int32Array, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -43,7 +44,7 @@ from pkv.stages.x_flashinfer_rules import (
 )
 
 PLANNED_ON = "host"
-FAMILY = Family.FLASHINFER
+FACTS = Facts(family=Family.FLASHINFER, grid_order=GridOrder.ITEMS_FIRST)
 PARTS: tuple[str, ...] = ()
 WORKSPACE = 128 * 2**20  # bytes for partial states, as FlashInfer's documentation recommends
 WRAPPERS = Memory()  # for each plan: {(device, layout, columns, scale): {stream: Prepared}}
@@ -86,8 +87,6 @@ def plan(
         gpu=profile,
         programs_per_sm=resident(shape, profile, kernel),
         variant=kernel,
-        family=FAMILY,
-        grid_order=GridOrder.ITEMS_FIRST,
     )
 
 

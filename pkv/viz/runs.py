@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pkv.plans.fields import Merging
+from pkv.plans.facts import Merging
 from pkv.plans.plan import Plan
 from pkv.stages.s5_stream_k_runs import RULES, line_of
 from pkv.viz.rowstyles import Patches, draw_legend, keys_of

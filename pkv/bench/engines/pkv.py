@@ -1,7 +1,7 @@
 """pkv's own engines: every stage, with its own defaults or with options.
 
     workqueue:splits=20,tile=32    is pkv.plan(..., stage="workqueue", splits=20, tile=32)
-    workqueue:mine,splits=20       the same with somebody else's parts, which are called `mine` (engines_parts.py)
+    workqueue:mine,splits=20       the same with somebody else's parts, which are called `mine` (measuring/parts.py)
 
 Stages planned on the GPU are timed as users call them: `decode`, which has nothing to plan. Of those planned on the
 host, a step's plan is made and copied to the GPU once, and run for every layer.
@@ -20,7 +20,7 @@ from pkv.decoding import decode, run
 from pkv.decoding import plan as plan_step
 from pkv.kernels.parts import Parts
 from pkv.kernels.uploads import uploaded
-from pkv.plans.fields import Family
+from pkv.plans.facts import Family
 from pkv.plans.plan import Plan
 from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.options import options_of
@@ -49,7 +49,7 @@ def stage_engine(stage: str, own: tuple[str, Parts] | None = None, **options: An
 def why_not(stage: str, options: dict[str, Any], batch: Batch) -> str | None:
     """Why the stage cannot do the batch here, or None."""
     device = batch.q.device
-    if STAGES[stage].FAMILY is Family.TORCH:
+    if STAGES[stage].FACTS.family is Family.TORCH:
         return "it is the fp64 specification that others are checked against" if device.type == "cuda" else None
     reason = why_not_launchable(device)
     if reason is not None:

@@ -23,7 +23,7 @@ from pkv.bench.loads.grids import PAPER_SEEDS, Load, load
 from pkv.bench.records.records import Records
 from pkv.bench.records.tiles import TILED, best_tile, named, tile_of
 from pkv.decoding import plan as plan_step
-from pkv.plans.fields import Family
+from pkv.plans.facts import Family
 from pkv.plans.gpu import TILES, Costs, GpuProfile
 from pkv.plans.plan import Plan
 from pkv.stages.s4_adaptive import CANDIDATES, OWN

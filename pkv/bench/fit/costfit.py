@@ -19,7 +19,7 @@ import numpy as np
 
 from pkv.bench.fit.least_squares import Floats, least_squares, rounded
 from pkv.cards.costs import predict
-from pkv.plans.fields import Family
+from pkv.plans.facts import Family
 from pkv.plans.gpu import Costs
 from pkv.plans.plan import Plan
 
