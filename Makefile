@@ -77,7 +77,7 @@ $(SETUP): pyproject.toml constraints.txt
 	    if $$candidate -c 'import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; \
 	    then break; fi; \
 	  done; \
-	  echo "Making $(VENV) with $$($$candidate --version). The first time takes a few minutes."; \
+	  echo "Making $(VENV) with $$($$candidate --version). The first time takes one to two minutes, and the download."; \
 	  $$candidate -m venv $(VENV); \
 	fi
 ifneq ($(TORCH_INDEX),)

@@ -33,7 +33,9 @@ def execute(args: argparse.Namespace) -> int:
     say(
         f"{folder}: {count_of(n_lessons, 'lesson')} and {count_of(len(files) - n_lessons, 'exercise')}\nNext:\n\n"
         f"  cd {shlex.quote(str(folder))}\n  {as_typed()} lab\n\n"
-        "Lessons say what to write where in exercises/. Inside that folder, pkv check, hint and progress are about it."
+        "Lessons say what to write where in exercises/. To see whether it is right, without a notebook, type there:\n\n"
+        f"  {as_typed()} check ex00_1\n\n"
+        "and in the same way hint, progress and reset."
         + (f"\nBut PKV_HOME names {os.environ['PKV_HOME']}, and goes first: unset it" if is_elsewhere(folder) else "")
     )
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from pkv._triton import GPU_VISIBLE
 from pkv.course import entries
-from pkv.course.catalogue import all_tasks, find_task, in_lessons, name_of_file
+from pkv.course.catalogue import FIRST_IN_LESSON, all_tasks, find_task, in_lessons, name_of_file
 from pkv.course.entries import STATES, Entries, Entry
 from pkv.course.home import learners_folder
 from pkv.course.points import counts_here
@@ -91,7 +91,8 @@ def next_step(known: Entries) -> str:
     """What to do next, in a sentence."""
     todo = [task for task in in_lessons() if not known.get(task.id, Entry()).is_done]
     for task in filter(counts_here, todo):
-        return f"next: {task.id}, {task.title} ({task.about} of {task.writes} in {file_name(task)})"
+        first = ", with which its lesson begins" if task.id in FIRST_IN_LESSON else ""
+        return f"next: {task.id}, {task.title} ({task.about} of {task.writes} in {file_name(task)}){first}"
     if todo:
         return "all is done but what needs a GPU"
     slow = [task.id for task in in_lessons() if GPU_VISIBLE and task.race and state_of(task, known) != FAST_ENOUGH]
