@@ -8,7 +8,7 @@ import pytest
 
 import pkv
 from pkv.cards import costs
-from pkv.cards.costs import deal, mean_of_at_least_one, merged_bytes, predict
+from pkv.cards.costs import deal, mean_of_at_least_one, merged_bytes, predict, slots_per_sm
 from pkv.cards.simulation import simulate
 from pkv.plans.fields import Launch
 from pkv.plans.gpu import Costs, GpuProfile
@@ -283,3 +283,17 @@ def test_what_cannot_be_predicted_says_why():
         predict(plan, GpuProfile("unmeasured", 90, 132))
     with pytest.raises(ValueError, match=r"'reference' has no kernel.*plan another stage"):
         predict(pkv.plan([5, 40], SHAPES[0], stage="reference"), HOME)
+
+
+def test_programs_on_an_sm_are_those_measured_but_for_flashinfers():
+    """Which its own rules say: costs were measured of our programs."""
+    card = dataclasses.replace(HOME, costs=dataclasses.replace(HOME.costs, programs_per_sm=3))
+    ours = pkv.plan([5, 400], SHAPES[0], stage="workqueue", gpu=card)
+    theirs = pkv.plan([5, 400], SHAPES[0], stage="flashinfer", kernel="cuda-core", gpu=card)
+    assert theirs.programs_per_sm not in (3, ours.programs_per_sm)
+    for plan, wanted in ((ours, 3), (theirs, theirs.programs_per_sm)):
+        decode, *merges = plan.launches
+        assert slots_per_sm(plan, decode, card) == wanted
+        assert [slots_per_sm(plan, merge, card) for merge in merges] == [card.limits.programs_per_sm] * len(merges)
+    unmeasured = dataclasses.replace(HOME, costs=dataclasses.replace(HOME.costs, programs_per_sm=None))
+    assert slots_per_sm(ours, ours.launches[0], unmeasured) == ours.programs_per_sm
