@@ -53,7 +53,7 @@ lint: $(SETUP) ## format, lint, types and spelling only
 	$(LINT_IMPORTS) --no-cache --no-logo
 	$(TYPOS) --force-exclude $(SOURCES) README.md CONTRIBUTING.md CHANGELOG.md docs *.toml *.yml Makefile Dockerfile NOTICE .ci .github
 
-test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (about 14 minutes)
+test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (15 to 25 minutes)
 	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu and (slow or browser)" $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA GPU (skipped, with a reason, where there is none)

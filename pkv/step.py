@@ -68,14 +68,14 @@ def remember_call(
     stage = REPEATED.get(plan.stage)
     if INTERPRETED or stage is None or not (plan.dynamic and plan.has_tokens):
         return
-    ready = KINDS.of(cache)
-    if kind in ready:  # known, but this call could not use it: `out` overlaps q, for example
+    calls = KINDS.of(cache)
+    if kind in calls:  # known, but this call could not use it: `out` overlaps q, for example
         return
     args = stage.arguments(q, cache, plan, scale, out, lse).without_tensors()
-    moved = any(known.args.cache is not args.cache for known in list(ready.values()))  # then release the old memory
-    if moved or len(ready) >= MOST_KINDS:  # full, as when strides differ at every step
-        ready.clear()
-    ready[kind] = RepeatedCall(
+    moved = any(known.args.cache is not args.cache for known in list(calls.values()))  # then release the old memory
+    if moved or len(calls) >= MOST_KINDS:  # full, as when strides differ at every step
+        calls.clear()
+    calls[kind] = RepeatedCall(
         stage.launcher(plan, cache.capacity),
         args,
         n_bytes_spanned(q),
@@ -94,16 +94,16 @@ def repeat_call(
     kind: Hashable | None, q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Decode a call of a known kind and return (out, lse); None, with nothing launched, if it must be checked anew."""
-    ready: RepeatedCall | None = None if kind is None else KINDS.known(cache).get(kind)
-    if ready is None or q.device.index != torch.cuda.current_device():
+    known: RepeatedCall | None = None if kind is None else KINDS.known(cache).get(kind)
+    if known is None or q.device.index != torch.cuda.current_device():
         return None
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
     else:
         begin, of_q = out.data_ptr(), q.data_ptr()
-        mine = begin, begin + ready.out_bytes
-        if overlap(mine, (of_q, of_q + ready.q_bytes)) or any([overlap(mine, theirs) for theirs in ready.cache_memory]):
+        mine = begin, begin + known.out_bytes
+        if overlap(mine, (of_q, of_q + known.q_bytes)) or any([overlap(mine, theirs) for theirs in known.cache_memory]):
             return None
     lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    ready.launch(ready.args.with_tensors(q, out, lse))
+    known.launch(known.args.with_tensors(q, out, lse))
     return out, lse
