@@ -12,25 +12,28 @@ import sys
 from pkv._triton import INTERPRETED  # first: chooses the interpreter where there is no GPU
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.simulation import Timeline, simulate
-from pkv.decoding import decode, plan, run
+from pkv.decoding import decode, plan, prepare, run
 from pkv.kernels.merging import merge
 from pkv.kernels.parts import Parts
 from pkv.plans.counters import Counters
+from pkv.plans.features import Features
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 from pkv.runtime.tracers import uncompiled
 from pkv.stages import STAGES
 from pkv.stages.s4_adaptive import explain
+from pkv.step import Step
 
 __version__ = "0.1.0"
 __all__ = [
-    "INTERPRETED", "STAGES", "Counters", "GpuProfile", "PagedKVCache", "Parts", "Plan", "Shape", "Timeline",
-    "decode", "explain", "merge", "plan", "run", "simulate",
+    "INTERPRETED", "STAGES", "Counters", "Features", "GpuProfile", "PagedKVCache", "Parts", "Plan", "Shape", "Step",
+    "Timeline",
+    "decode", "explain", "merge", "plan", "prepare", "run", "simulate",
 ]  # fmt: skip
 
 # What is plain torch may be compiled; all else runs kernels, or computes with numpy on the host.
-uncompiled(decode, explain, plan, run, simulate, *(x for x in globals().values() if isinstance(x, type)))
+uncompiled(decode, explain, plan, prepare, run, simulate, *(x for x in globals().values() if isinstance(x, type)))
 
 if "IPython" in sys.modules:  # in a notebook a plan draws itself
     from pkv.viz.notebook import register

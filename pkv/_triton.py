@@ -20,6 +20,7 @@ __all__ = [
     "GPU_VISIBLE",
     "INTERPRETED",
     "MISSING",
+    "Signature",
     "launch_kernel",
     "require_launchable",
     "tl",
@@ -75,9 +76,30 @@ if _SET_BY_USER is None:
 else:
     os.environ[_VARIABLE] = _SET_BY_USER
 
+
+class Signature(tuple[Any, ...]):
+    """What Triton's choice of a compiled kernel depends on, see launch_kernel. Its hash is computed once."""
+
+    def __new__(cls, entries: tuple[Any, ...]) -> "Signature":
+        made = super().__new__(cls, entries)
+        made._hash, made._longer = tuple.__hash__(made), {}
+        return made
+
+    _hash: int
+    _longer: "dict[Any, Signature]"
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def plus(self, entry: Any) -> "Signature":
+        """Return the signature with one more entry, the same object each time."""
+        found = self._longer.get(entry)
+        return self._longer.setdefault(entry, Signature((*self, entry))) if found is None else found
+
+
 MOST_COMPILED = 4096
 MOST_PARTS = 16  # users' functions; a learner's file makes a new one each time it is read
-_compiled: dict[Any, Any] = {}  # (kernel, signature, constants) -> what Triton compiled for them
+_compiled: dict[Any, Any] = {}  # (id of a kernel, signature, constants) -> what Triton compiled, and the kernel
 
 
 def launch_kernel(
@@ -94,16 +116,16 @@ def launch_kernel(
     if INTERPRETED or signature is None:
         kernel[(n_programs,)](*args, *constants, **options)
         return
-    key = kernel, signature, constants
+    key = id(kernel), signature, constants  # a kernel's own hash takes a lock
     known = _compiled.get(key)
     if known is None:
         compiled = kernel[(n_programs,)](*args, *constants, **options)
         if len(_compiled) >= MOST_COMPILED:  # as when strides differ at every step
             _compiled.clear()
         forget_parts_beyond(signature[1])
-        _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata
+        _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, kernel
     else:
-        run, function, metadata = known
+        run, function, metadata, _ = known
         stream = triton.runtime.driver.active.get_current_stream(signature[0])
         run(n_programs, 1, 1, stream, function, metadata, None, None, None, *args, *constants)
 

@@ -11,6 +11,8 @@ import torch
 
 from pkv.cache.paged import PagedKVCache
 from pkv.kernels.configs import LARGEST_HEAD_DIM
+from pkv.kernels.launching import address_range, overlap
+from pkv.plans.features import PLAIN, Features
 from pkv.plans.fields import int_lengths
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
@@ -115,32 +117,19 @@ def may_overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return overlap(address_range(a), address_range(b))
 
 
-def overlap(a: tuple[int, int], b: tuple[int, int]) -> bool:
-    """True if two half-open ranges (begin, end) overlap."""
-    return a[0] < b[1] and b[0] < a[1]
-
-
-def address_range(x: torch.Tensor) -> tuple[int, int]:
-    """Return the addresses (begin, end) of a tensor's memory in bytes; (0, 0) if it has no elements."""
-    begin, size = x.data_ptr(), x.nbytes
-    if not size:
-        return 0, 0
-    if x.is_contiguous():
-        return begin, begin + size
-    return begin, begin + (sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True)) + 1) * x.itemsize
-
-
-def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) -> None:
-    """Raise unless the plan was made for these sizes and, as far as the host can tell, for these lengths."""
+def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool, features: Features = PLAIN) -> None:
+    """Raise unless the plan is of these sizes and features and, as far as the host can tell, of these lengths."""
     if not isinstance(plan, Plan):
         raise TypeError(f"plan must be a pkv.Plan, got {type(plan).__name__}")
-    shape = Shape.of(q, cache)
+    shape = Shape.of(q, cache, plan.shape.features)
+    if plan.shape.features != features:
+        raise ValueError(
+            f"plan was made with {_listed(plan.shape.features)}, but the call has {_listed(features)}: pass the same "
+            "to both"
+        )
     if plan.shape != shape:
-        differing = [
-            f"{name} {mine} against {theirs}"
-            for (name, mine), theirs in zip(plan.shape.to_dict().items(), shape.to_dict().values(), strict=True)
-            if mine != theirs
-        ]
+        mine, theirs = plan.shape.to_dict(), shape.to_dict()
+        differing = [f"{name} {mine[name]} against {theirs[name]}" for name in mine if mine[name] != theirs[name]]
         raise ValueError(
             f"plan was made for another shape than q and cache have ({', '.join(differing)}): "
             "make a new plan for pkv.Shape.of(q, cache)"
@@ -165,3 +154,9 @@ def check_plan(q: torch.Tensor, cache: PagedKVCache, plan: Plan, check: bool) ->
                 else f"it was planned for {plan.lengths[row]}: make a new plan for each step"
             )
         )
+
+
+def _listed(features: Features) -> str:
+    """Name the features that are on, in words."""
+    words = [name if value is True else f"{name} = {value}" for name, value in features.to_dict().items()]
+    return " and ".join(words) or "no features"

@@ -143,7 +143,7 @@ def test_a_plan_of_the_host_is_made_once_a_step_and_run_for_every_layer(monkeypa
     made.clear()
     planned = ready.plan()
     assert [(k["stage"], k["splits"], k["gpu"].name) for k in made] == [("workqueue", 20, "rtx3060")]
-    assert ("items", CPU) in UPLOADS.known(planned), "its arrays are where the kernels read them before the first layer"
+    assert CPU in UPLOADS.known(planned), "its arrays are where the kernels read them before the first layer"
     ready.run(planned)
     ready.run(planned)
     assert len(made) == 1

@@ -20,6 +20,7 @@ from pkv import _triton
 from pkv._triton import triton
 from pkv.kernels import merging
 from pkv.kernels.tile import attend_tokens
+from pkv.plans.features import Values
 from pkv.stages import s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k
 
 MODULES = (s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, merging)
@@ -154,6 +155,9 @@ STEPS = [
 ]  # fmt: skip
 
 
+FEATURES = [(1, False), (16, False), (17, True), (None, True)]  # a window of 1 is a constant, 16 has a factor 16
+
+
 def every_call():
     """(stage, options, q, cache, out): each array changed by itself, in several shapes, dtypes and plans."""
     cases = [
@@ -173,12 +177,17 @@ def every_call():
             for stage, options in STEPS if array == "q" else STEPS[-2:]:
                 plan = pkv.plan(case.lengths, pkv.Shape.of(q, other), stage=stage, gpu="rtx3060", **options)
                 yield arrays["q"], other, plan, arrays["out"]
+        for window, soft_cap in FEATURES:
+            shape = pkv.Shape.of(q, cache, pkv.Features(window, soft_cap))
+            for stage, options in STEPS:
+                yield q, cache, pkv.plan(case.lengths, shape, stage=stage, gpu="rtx3060", **options), q
 
 
 def launch_all(calls):
     for q, cache, plan, out in calls:
         lse = torch.empty(q.shape[:2], device=q.device)
-        pkv.STAGES[plan.stage].launch(q, cache, plan, 1.0, out, lse)
+        values = Values(30.0 if plan.shape.features.soft_cap else None)
+        pkv.STAGES[plan.stage].launch(q, cache, plan, 1.0, out, lse, values=values)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

@@ -14,16 +14,15 @@ from cases import ON_CPU, Case, batch
 
 import pkv
 import pkv.bench.engines.registry
-from pkv import decoding, step
+from pkv import decoding
 from pkv.kernels import launching, uploads
 from pkv.runtime.memory import Memory
 from pkv.stages import TAKES, s3_own_items, s4_adaptive, x_flashinfer
 
 MEMORIES = {
     "sound": decoding.SOUND,
-    "kinds": step.KINDS,
     "sizes": launching.SIZES,
-    "arguments": launching.ARGUMENTS,
+    "caches": launching.CACHES,
     "uploads": uploads.UPLOADS,
     "made by": s3_own_items.MADE_BY,
     "in its place": s4_adaptive.IN_ITS_PLACE,
@@ -96,7 +95,7 @@ def test_a_plan_and_a_cache_that_ran_go_when_they_are_dropped(stage):
     held["plan"] = plan
     pkv.run(q, cache, plan, parts=parts)
     pkv.decode(q, cache, stage=stage, parts=parts)
-    for name in ("sound", "sizes", "arguments"):
+    for name in ("sound", "sizes", "caches"):
         assert remembered()[name] - before[name]
     assert pickle.loads(pickle.dumps(plan)) == plan
     kept = weakref.ref(plan), weakref.ref(cache)

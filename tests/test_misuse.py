@@ -183,7 +183,7 @@ def test_threads_may_decode_at_once(stage):
 
 @pytest.mark.skipif(not pkv.INTERPRETED, reason="interprets only where there is no GPU")
 def test_a_failure_of_the_interpreter_points_to_the_doctor(ready, monkeypatch):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("only 0-dimensional arrays can be converted to Python scalars")
 
     monkeypatch.setattr(pkv.STAGES["split_kv"], "launch", fail)

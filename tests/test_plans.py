@@ -364,11 +364,11 @@ def test_from_json_refuses_a_broken_plan(changes):
 
 def test_a_changed_plan_uploads_its_own_arrays():
     plan = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
-    uploaded(plan, "items", torch.device("cpu"))
+    uploaded(plan, torch.device("cpu"))
     other = dataclasses.replace(plan, items=plan.items[::-1])
     for made in (plan, other):
         for name in ("items", "program_offsets", "partial_offsets"):
-            there = uploaded(made, name, torch.device("cpu"))
+            there = uploaded(made, torch.device("cpu")).arrays[name]
             assert there.tolist() == getattr(made, name).tolist()
             assert there.data_ptr() % 16 == 0
 
@@ -577,7 +577,7 @@ def test_bad_shapes(sizes, error, message):
 
 def test_copies_are_without_what_running_made_and_stay_read_only():
     plan = pkv.plan([5, 40], SHAPE, stage="row_local", splits=2)
-    uploaded(plan, "items", torch.device("cpu"))
+    uploaded(plan, torch.device("cpu"))
     for other in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
         assert other == plan
         assert UPLOADS.known(plan)

@@ -22,6 +22,9 @@ import pkv
 from pkv._triton import tl, triton
 from pkv.bench.accuracy import Yardstick
 from pkv.kernels.launching import strided
+from pkv.kernels.masks import Masks
+from pkv.kernels.tile import RowArgs
+from pkv.plans.features import PLAIN, Features
 from pkv.plans.gpu import GpuProfile
 from pkv.stages import s5_stream_k
 from pkv.stages.s5_stream_k_runs import (
@@ -94,9 +97,9 @@ def by_hand(lengths, n_programs, tile, rules):
     return items, share
 
 
-def by_plan(lengths, n_programs, tile, rules):
+def by_plan(lengths, n_programs, tile, rules, features=PLAIN):
     """The same of cut_runs."""
-    items, program_items, row_items = cut_runs(as_int32(lengths), n_programs, tile, rules)
+    items, program_items, row_items = cut_runs(as_int32(lengths), n_programs, tile, rules, features)
     assert len(program_items) == n_programs
     assert row_items.tolist() == np.bincount(items[:, 0], minlength=len(lengths)).tolist()
     programs = np.repeat(np.arange(n_programs), program_items)
@@ -151,22 +154,22 @@ class Sizes(NamedTuple):
 
 
 @triton.jit(do_not_specialize=["n_rows", "n_programs", "most"])
-def walk_kernel(lengths, found, counts, n_rows, n_programs, most, SHAPE: tl.constexpr, RULES: tl.constexpr):
+def walk_kernel(rows, found, counts, n_rows, n_programs, most, SHAPE: tl.constexpr, RULES: tl.constexpr):
     """Walks as stream_k_kernel does, and writes down (row, begin, end) of at most `most` items per program."""
     program = tl.program_id(0)
-    total, share = find_share(lengths, n_rows, n_programs, SHAPE, RULES)
+    total, share = find_share(rows, n_rows, n_programs, SHAPE, RULES)
     unit = program * share
     stop = tl.minimum(unit + share, total)
     count = 0
     if unit < stop:
-        row, before = find_row(lengths, n_rows, unit, SHAPE, RULES)
+        row, before = find_row(rows, n_rows, unit, SHAPE, RULES)
         while unit < stop:
-            first, end, _, length, after = find_item(lengths, row, before, unit, stop, SHAPE, RULES)
+            first, end, _, seen, length, after = find_item(rows, row, before, unit, stop, SHAPE, RULES)
             if first < end:
                 item = found + (program * most + count) * 3
                 tl.store(item, row)
-                tl.store(item + 1, first * SHAPE.BLOCK_N)
-                tl.store(item + 2, tl.minimum(end * SHAPE.BLOCK_N, length))
+                tl.store(item + 1, (seen + first) * SHAPE.BLOCK_N)
+                tl.store(item + 2, tl.minimum((seen + end) * SHAPE.BLOCK_N, length))
                 count += 1
             unit = tl.maximum(unit, after)
             before = after
@@ -174,14 +177,23 @@ def walk_kernel(lengths, found, counts, n_rows, n_programs, most, SHAPE: tl.cons
     tl.store(counts + program, count)
 
 
-def by_kernel(lengths, n_programs, tile, rules):
+def by_kernel(lengths, n_programs, tile, rules, window=None):
     """Items as (program, row, begin, end), found by the kernel; lengths lie two apart in memory."""
     most = len(lengths) + 1
     apart = torch.full((len(lengths), 2), 77, dtype=torch.int32, device=DEVICE)
     apart[:, 0] = torch.tensor(lengths, dtype=torch.int32)
     found = torch.full((n_programs, most, 3), -1, dtype=torch.int32, device=DEVICE)
     counts = torch.full((n_programs,), -1, dtype=torch.int32, device=DEVICE)
-    args = (strided(apart[:, 0]), found, counts, len(lengths), n_programs, most, Sizes(tile), rules)
+    args = (
+        RowArgs(strided(apart[:, 0]), Masks(window)),
+        found,
+        counts,
+        len(lengths),
+        n_programs,
+        most,
+        Sizes(tile),
+        rules,
+    )
     walk_kernel[(n_programs,)](*args)
     return [
         (program, *item)
@@ -215,6 +227,7 @@ def test_the_kernel_finds_the_planned_items(kind, rules):
     for seed in range(2):
         case = *a_list(kind, seed), SOME_RULES[rules]
         assert by_kernel(*case) == by_plan(*case), case
+        assert by_kernel(*case, window=20) == by_plan(*case, Features(20)), case
 
 
 @pytest.mark.gpu
@@ -226,7 +239,8 @@ def test_the_kernel_finds_the_planned_items_of_a_thousand_lists(rules):
         if seed % 5 == 0:  # as many as a card runs
             lengths, n_programs = [rng.choice([0, rng.randrange(1, 70_000)]) for _ in range(300)], 1184
         case = lengths, n_programs, tile, SOME_RULES.get(rules, RULES)
-        assert by_kernel(*case) == by_plan(*case), case
+        window = rng.choice([None, 1, 16, 100, 4096])
+        assert by_kernel(*case, window) == by_plan(*case, Features(window)), (case, window)
 
 
 HUGE = [LONGEST_ROW] * 15  # 2,013,265,876 units of a tile each

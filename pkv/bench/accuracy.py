@@ -37,10 +37,14 @@ class Accuracy:
 class Yardstick:
     """The fp64 result of one batch, to measure any number of results against.
 
-    q [n_rows, n_q_heads, head_dim], cache a PagedKVCache in the dtype under test; scale as for pkv.run.
+    q [n_rows, n_q_heads, head_dim], cache a PagedKVCache in the dtype under test; scale, window, soft_cap as for
+    pkv.run.
     """
 
-    def __init__(self, q: torch.Tensor, cache: PagedKVCache, scale: float | None = None) -> None:
+    def __init__(
+        self, q: torch.Tensor, cache: PagedKVCache, scale: float | None = None, *, window: int | None = None,
+        soft_cap: float | None = None,
+    ) -> None:  # fmt: skip
         check_arrays(q, cache, None)
         scale = resolve_scale(scale, q.shape[-1])
         self.out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
@@ -48,12 +52,12 @@ class Yardstick:
         eager_err = eager_err_lse = score_band = 0.0
         eps, eps32 = torch.finfo(q.dtype).eps, torch.finfo(torch.float32).eps
         for row in cache.active_rows:
-            k, v = cache.gather(row)
+            k, v = cache.gather(row, window)
             if not len(k):
                 continue
             # one row at a time: an fp64 copy of a whole cache would not fit
-            self.out[row], self.lse[row] = attend_row(q[row].double(), k.double(), v.double(), scale)
-            eager_out, eager_lse = _eager_row(q[row], k, v, scale)
+            self.out[row], self.lse[row] = attend_row(q[row].double(), k.double(), v.double(), scale, soft_cap)
+            eager_out, eager_lse = _eager_row(q[row], k, v, scale, soft_cap)
             eager_err = max(eager_err, _largest(eager_out.double() - self.out[row]))
             eager_err_lse = max(eager_err_lse, _largest(eager_lse.double() - self.lse[row]))
             score_band = max(score_band, eps32 * _largest(self.lse[row]) * _largest(v))
@@ -78,7 +82,9 @@ class Yardstick:
         return Accuracy(_largest(out.double() - self.out), self.tolerance, _largest(lse_error), tolerance_lse)
 
 
-def _eager_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _eager_row(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, soft_cap: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """The same formula the plain way: operands and weights in q's dtype, sums in fp32, as a tensor core does."""
     q, k, v = q.detach(), k.detach(), v.detach()
     group = q.shape[0] // k.shape[1]
@@ -86,6 +92,8 @@ def _eager_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
     values = v.float().repeat_interleave(group, dim=1)
     with torch.autocast(q.device.type, enabled=False):
         scores = scale * torch.einsum("hd,thd->ht", q.float(), keys)
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         weights = torch.softmax(scores, dim=-1).to(q.dtype).float()
         return torch.einsum("ht,thd->hd", weights, values).to(q.dtype), torch.logsumexp(scores, dim=-1)
 

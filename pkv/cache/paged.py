@@ -13,19 +13,28 @@ row's pages may hold anything and never reach a result.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pkv.cache.pool import PagePool, check_agreement, csr_positions, last_page_lengths, pages_used, undone_on_error
+from pkv.cache.pool import (
+    PagePool,
+    check_agreement,
+    csr_positions,
+    last_page_lengths,
+    pages_before,
+    pages_used,
+    undone_on_error,
+)
 from pkv.runtime.tracers import refuse_tracers
-from pkv.wording.checks import Ints, at_least, check_tensor, dtype_named, host_ints
+from pkv.wording.checks import LONGEST_ROW, Ints, at_least, check_tensor, dtype_named, host_ints
 from pkv.wording.counts import count_of
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # float64 is for the reference only
+NOBODY_CHANGES_IT = nullcontext()  # a cache that does not own its pages
 FIXED = ("k_pages", "v_pages", "block_table", "lengths", "layout")
 NOT_OWNED = """this cache was built from tensors and does not own its pages: write pages, block_table and lengths \
 yourself, or build the cache with PagedKVCache.empty or PagedKVCache.from_dense"""
@@ -42,8 +51,8 @@ class PagedKVCache:
     know them; `validate()` checks that they agree.
 
     This constructor makes a cache over tensors that someone else manages. `empty` and `from_dense` make one that owns
-    its pages and can `add`, `append`, `fork` and `free` rows. Each of these methods either succeeds or raises
-    ValueError with nothing changed. It does not wait for a GPU, and it adds 1 to `version`. The methods run on the
+    its pages and can `add`, `append`, `fork`, `release_before` and `free` rows. Each of these methods either succeeds
+    or raises ValueError with nothing changed. It does not wait for a GPU, and it adds 1 to `version`. They run on the
     host: do not capture them in a CUDA graph. They store values only: no gradient flows back through them.
 
     Several threads may change, read and decode one cache; each waits for its turn. On a GPU a turn ends when its work
@@ -188,9 +197,7 @@ class PagedKVCache:
                     k, v = (x[upload(wanted, self.device)] for x in (k, v))
             else:
                 wanted = np.array([self._check_row(row) for row in host_ints("rows", rows)], dtype=np.int64)
-                repeated = wanted[np.bincount(wanted)[wanted] > 1]
-                if repeated.size:
-                    raise ValueError(f"rows names row {repeated[0]} more than once: append one token to it at a time")
+                self._refuse_repeated(wanted, "append one token to it at a time")
                 self._check_new_tokens(k, v, wanted.size)
             if wanted.size:
                 begun = wanted[pool.lengths[wanted] > 0]
@@ -226,6 +233,49 @@ class PagedKVCache:
             self._check_entries_of("free", pool, row, columns)
             pool.close(row)
             self._publish(pool, row, columns)
+
+    def release_before(self, rows: Ints, positions: Ints) -> None:
+        """Give back the pages of each of `rows` that hold only tokens before its entry of `positions`.
+
+        With a window, no later query sees the tokens before length + 1 - window. Their pages become free, except pages
+        that a fork shares, and their table entries become -1. Afterwards the row can only be decoded, or gathered, with
+        a window that does not reach them. Raises ValueError if a row repeats or is inactive, or if a position is
+        outside of its row.
+        """
+        with self._changing("release_before") as pool:
+            wanted = np.array([self._check_row(row) for row in host_ints("rows", rows)], dtype=np.int64)
+            before = host_ints("positions", positions)
+            if before.size != wanted.size:
+                raise ValueError(
+                    f"positions has {count_of(before.size, 'entry')}, rows {wanted.size}: pass one per row"
+                )
+            self._refuse_repeated(wanted, "release_before takes one position for a row")
+            for row, position in zip(wanted.tolist(), before.tolist(), strict=True):
+                if not 0 <= position <= pool.lengths[row]:
+                    raise ValueError(
+                        f"position {position} of row {row} is outside [0, {pool.lengths[row]}]: pass the number of its "
+                        "tokens that no query will see"
+                    )
+                self._check_entries_of("release_before", pool, row, pool.columns_of(row))
+            self._publish(pool, *pool.release(wanted, before // self.page_size))
+
+    def check_window(self, window: int | None, row: int | None = None) -> None:
+        """Raise ValueError if a query with this window would see tokens that release_before gave back.
+
+        row: the only row that is asked; None: all.
+        """
+        pool, asked = self._pool, LONGEST_ROW if window is None else window
+        if pool is None or asked <= pool.narrowest:
+            return
+        widest = pool.widest_windows()
+        pool.narrowest = widest.min(initial=LONGEST_ROW)
+        bad = np.flatnonzero(np.minimum(pool.lengths, asked) > widest)
+        for first in bad[:1] if row is None else bad[bad == row]:
+            gone = count_of(int(pool.released[first]) * self.page_size, "token")
+            raise ValueError(
+                f"row {first} has released its first {gone} of {pool.lengths[first]}: "
+                f"pass window={widest[first]} or less"
+            )
 
     @property
     def k_nhd(self) -> Tensor:
@@ -276,45 +326,40 @@ class PagedKVCache:
         copy.flags.writeable = False
         return copy
 
-    @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def unchanged(self) -> AbstractContextManager[None]:
         """Keep the rows as they are: inside `with cache.unchanged():`, other threads wait before they change a row.
 
         Only a cache that owns its pages can be changed.
         """
-        pool = self._pool
-        if pool is None:
-            yield
-            return
-        with pool.lock:
-            if pool.is_changing:
-                raise ValueError(
-                    "this process was forked while another thread was changing the cache, so what its rows hold is "
-                    "unknown here: build it anew, or fork while no thread changes it"
-                )
-            yield
+        return NOBODY_CHANGES_IT if self._pool is None else self._pool.unchanged()
 
-    def validate(self) -> None:
+    def validate(self, window: int | None = None) -> None:
         """Check the values of lengths, host_lengths and the used entries of the block table; waits for a GPU.
 
-        Raises ValueError such as "lengths[3] = 70 needs 5 pages of 16, block table has 4: ...".
+        window: entries of pages that lie before each row's last `window` tokens may hold anything. Raises ValueError
+        such as "lengths[3] = 70 needs 5 pages of 16, block table has 4: ...".
         """
         with self.unchanged():
             known, lengths = self.host_lengths, self.lengths.cpu().numpy()
             if known is not None:
                 check_agreement(known, lengths)
-            self._check_entries(pages_used(lengths, self.page_size, self.max_pages))
+            n_used = pages_used(lengths, self.page_size, self.max_pages)
+            self._check_entries(n_used, first=pages_before(lengths, self.page_size, window))
 
-    def gather(self, row: int) -> tuple[Tensor, Tensor]:
+    def gather(self, row: int, window: int | None = None) -> tuple[Tensor, Tensor]:
         """Return copies of the row's k and v [len, n_kv_heads, head_dim], in token order.
 
-        Waits for the GPU if `host_lengths` is None.
+        window: only the last `window` tokens, or all if the row has no more. Waits for the GPU if `host_lengths` is
+        None.
         """
         with self.unchanged():
             row = self._check_row(row)
-            length, n_used = self._lengths_and_pages(row, row + 1)
-            pages = self.block_table[row, : n_used[0]].long()
-            k, v = (x[pages].flatten(0, 1)[: length[0]] for x in (self.k_nhd, self.v_nhd))
+            self.check_window(window, row)
+            length, n_used = self._lengths_and_pages(row, row + 1, window)
+            first = pages_before(length, self.page_size, window)[0]
+            n_seen = int(length[0]) if window is None else min(int(length[0]), window)
+            pages, end = self.block_table[row, first : n_used[0]].long(), int(length[0]) - first * self.page_size
+            k, v = (x[pages].flatten(0, 1)[end - n_seen : end] for x in (self.k_nhd, self.v_nhd))
             return k, v
 
     def to_csr(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -427,20 +472,27 @@ class PagedKVCache:
         table, lengths = (0 if x.is_inference() else x._version for x in (self.block_table, self.lengths))
         return table, lengths
 
-    def _lengths_and_pages(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    def _lengths_and_pages(self, begin: int, end: int, window: int | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return lengths and page counts of rows [begin, end); wait for a GPU if the host does not know the lengths."""
         refuse_tracers("reading a row's pages", lengths=self.lengths, k_pages=self.k_pages, v_pages=self.v_pages)
         known = self.host_lengths
         lengths = (self.lengths.cpu().numpy() if known is None else known)[begin:end]
         n_used = pages_used(lengths, self.page_size, self.max_pages, begin)
         if self.device.type == "cpu":
-            self._check_entries(n_used, begin)
+            self._check_entries(n_used, begin, pages_before(lengths, self.page_size, window))
         return lengths, n_used
 
-    def _check_entries(self, n_used: np.ndarray, begin: int = 0) -> None:
-        """Raise if a used table entry of the rows from `begin` on is not a page of the pool; waits for a GPU."""
+    def _check_entries(self, n_used: np.ndarray, begin: int = 0, first: np.ndarray | int = 0) -> None:
+        """Raise if a used table entry of the rows from `begin` on is not a page of the pool; waits for a GPU.
+
+        first: of each row, the first entry that must be one.
+        """
+        if self._pool is not None:
+            first = np.maximum(first, self._pool.released[begin : begin + len(n_used)])
         table = self.block_table[begin : begin + len(n_used), : int(n_used.max(initial=0))]
-        used = torch.arange(table.shape[1], device=self.device) < upload(n_used, self.device)[:, None]
+        bounds = upload(np.stack([np.broadcast_to(first, n_used.shape), n_used]), self.device)[:, :, None]
+        columns = torch.arange(table.shape[1], device=self.device)
+        used = (columns >= bounds[0]) & (columns < bounds[1])
         bad = (used & ((table < 0) | (table >= self.n_pages))).nonzero()
         if len(bad):
             row, column = bad[0].tolist()
@@ -449,6 +501,11 @@ class PagedKVCache:
                 f"of {count_of(self.n_pages, 'page')}: row {begin + row} uses {count_of(n_used[row], 'entry')}, all in "
                 f"[0, {self.n_pages})"
             )
+
+    def _refuse_repeated(self, rows: np.ndarray, remedy: str) -> None:
+        repeated = rows[np.bincount(rows)[rows] > 1]
+        if repeated.size:
+            raise ValueError(f"rows names row {repeated[0]} more than once: {remedy}")
 
     def _check_row(self, row: int) -> int:
         row = at_least(0, "row", row)

@@ -45,6 +45,16 @@ def pages_used(
     return n_used
 
 
+def pages_before(lengths: np.ndarray, page_size: int, window: int | None) -> np.ndarray:
+    """Return the pages of each row that hold none of its last `window` tokens, int64 [n_rows]; None: all are in it.
+
+    >>> pages_before(np.array([100, 30]), page_size=16, window=40).tolist()
+    [3, 0]
+    """
+    lengths = lengths.astype(np.int64)
+    return np.zeros_like(lengths) if window is None else np.maximum(lengths - window, 0) // page_size
+
+
 def csr_positions(n_used: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return indptr [n_rows + 1], and the row and column of each used table entry [indptr[-1]], row after row."""
     indptr = np.concatenate([[0], np.cumsum(n_used)])
@@ -77,11 +87,13 @@ class PagePool:
         self.table = np.full((n_rows, max_pages), UNUSED, np.int32)
         self.lengths = np.zeros(n_rows, np.int32)
         self.active = np.zeros(n_rows, bool)
+        self.released = np.zeros(n_rows, np.int64)  # pages at the beginning of each row that were given back
+        self.narrowest = LONGEST_ROW  # at most the widest window that every row can still serve
         self.lock, self.is_changing = Lock(), False
 
     def columns_of(self, row: int) -> np.ndarray:
-        """Return the table columns that `row` uses."""
-        return np.arange(-(-self.lengths[row] // self.page_size))
+        """Return the table columns in which `row` has pages."""
+        return np.arange(self.released[row], -(-self.lengths[row] // self.page_size))
 
     def open(self, length: int) -> int:
         """Activate the lowest free row, with pages for `length` tokens, and return its number."""
@@ -136,21 +148,39 @@ class PagePool:
         child, length = self._free_row(), self.lengths[row]
         n_full, n_partial = length // self.page_size, int(length % self.page_size > 0)
         self._require_pages(n_partial, f"row {row}: its fork needs {n_partial} page for the partial last page")
-        shared = self.table[row, :n_full]
+        shared = self.table[row, self.released[row] : n_full]
         self.ref_counts[shared] += 1
-        self.table[child, :n_full] = shared
+        self.table[child, self.released[row] : n_full] = shared
+        self.released[child] = self.released[row]
         self.table[child, n_full : n_full + n_partial] = self._take(n_partial)
         self.lengths[child], self.active[child] = length, True
         return child
 
     def close(self, row: int) -> None:
         """Deactivate `row`; its pages become free unless a fork still holds them."""
-        columns = self.columns_of(row)
+        self._give_back(row, self.columns_of(row))
+        self.lengths[row], self.active[row], self.released[row] = 0, False, 0
+
+    def release(self, rows: np.ndarray, n_pages: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Give back the first n_pages pages of each of `rows` (distinct, active); return the (rows, columns) of all."""
+        columns = [np.arange(self.released[row], n) for row, n in zip(rows, n_pages, strict=True)]
+        for row, mine in zip(rows, columns, strict=True):
+            self._give_back(row, mine)
+        self.released[rows] = np.maximum(self.released[rows], n_pages)
+        self.narrowest = self.widest_windows().min(initial=LONGEST_ROW)
+        return np.repeat(rows, [mine.size for mine in columns]), np.concatenate([*columns, np.zeros(0, np.int64)])
+
+    def _give_back(self, row: int, columns: np.ndarray) -> None:
+        """Free the pages in these columns of a row, unless a fork still holds them."""
         pages = self.table[row, columns]
         self.ref_counts[pages] -= 1
         self.free_pages.extend(pages[self.ref_counts[pages] == 0].tolist())
         self.table[row, columns] = UNUSED
-        self.lengths[row], self.active[row] = 0, False
+
+    def widest_windows(self) -> np.ndarray:
+        """Return the widest window that each row can still serve, int64 [n_rows]."""
+        left = self.lengths - self.released * self.page_size
+        return np.where(self.released > 0, left, LONGEST_ROW)
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -160,6 +190,17 @@ class PagePool:
             yield
         finally:
             self.is_changing = False
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Hold the lock, inside a `with` block; ValueError if a change was cut short by a fork."""
+        with self.lock:
+            if self.is_changing:
+                raise ValueError(
+                    "this process was forked while another thread was changing the cache, so what its rows hold is "
+                    "unknown here: build it anew, or fork while no thread changes it"
+                )
+            yield
 
     def check(self, method: str, lengths: np.ndarray, table: np.ndarray | None) -> None:
         """Raise ValueError if `lengths`, or a used entry of `table` (if it is given), differs from the pool's own."""

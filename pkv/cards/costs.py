@@ -143,8 +143,7 @@ def slots_per_sm(plan: Plan, launch: Launch, profile: GpuProfile) -> int:
 
 def item_bytes(plan: Plan) -> Floats:
     """Return the bytes of K and V that a program reads for each item [n_items]."""
-    tokens = plan.items[:, 2].astype(np.int64) - plan.items[:, 1]
-    return tokens.astype(np.float64) * (plan.shape.kv_bytes_per_token / plan.shape.n_kv_heads)
+    return plan.item_tokens.astype(np.float64) * (plan.shape.kv_bytes_per_token / plan.shape.n_kv_heads)
 
 
 def merged_bytes(plan: Plan) -> Floats:
@@ -152,7 +151,7 @@ def merged_bytes(plan: Plan) -> Floats:
 
     Each item with tokens writes out and lse in fp32, and the merge reads them. A row with one item moves none.
     """
-    full = np.bincount(plan.items[plan.items[:, 2] > plan.items[:, 1], 0], minlength=plan.n_rows)
+    full = np.bincount(plan.items[plan.item_tokens > 0, 0], minlength=plan.n_rows)
     n_states = np.where(np.diff(plan.partial_offsets) > 1, full, 0)
     return n_states * (2.0 * 4 * (plan.shape.head_dim + 1))
 

@@ -153,6 +153,9 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=DTYPES, default=DTYPES[0], metavar="NAME", help=f"{', '.join(DTYPES)} (default {DTYPES[0]})"
     )
+    parser.add_argument(
+        "--window", type=at_least_1, metavar="N", help="each query sees only its row's last N tokens (default all)"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -15,6 +15,7 @@ from pkv.commands.output import MOST_MARKS, Progress, table
 from pkv.commands.steps import Steps
 from pkv.decoding import plan
 from pkv.plans.facts import Family
+from pkv.plans.features import Features
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
 
@@ -27,7 +28,7 @@ what the counters count, for one step of one layer; sizes in MiB:
   empty_programs   programs without a token
   waves            programs / (SMs x programs that reside on one SM)
   cta_per_sm       items with tokens x KV heads / SMs
-  useful_kv_mib    K and V of all tokens
+  useful_kv_mib    K and V of all tokens that a query sees
   padded_kv_mib    K and V read beyond those
   merge_state_mib  states of all items with tokens, of unsplit rows too
   merge_moved_mib  states written and read, of split rows only
@@ -42,7 +43,8 @@ def shape_from(args: argparse.Namespace) -> Shape:
     """The shape that the arguments mean."""
     n_q_heads, n_kv_heads = args.heads
     try:
-        return Shape(n_q_heads, n_kv_heads, args.head_dim, args.page_size, args.dtype)
+        features = Features(window=args.window)
+        return Shape(n_q_heads, n_kv_heads, args.head_dim, args.page_size, args.dtype, features=features)
     except (ValueError, TypeError) as error:
         raise CommandError(str(error)) from None
 

@@ -37,7 +37,7 @@ def as_plan(build_queue: Callable[..., Any]) -> Callable[[list[int], Shape], Any
 
     def plan(lengths: list[int], shape: Shape) -> Any:
         gpu, tile, resident = sizes_for(None, DEFAULT_TILE, shape, "workqueue")
-        n_splits = default_splits(len(lengths), shape, max(lengths, default=0), tile, gpu.n_sms, resident)
+        n_splits = default_splits(len(lengths), shape, -(-max(lengths, default=0) // tile), gpu.n_sms, resident)
         return build_queue(lengths, n_splits, tile)
 
     return plan

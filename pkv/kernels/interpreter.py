@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from pkv.cache.paged import PagedKVCache
+from pkv.plans.features import Values
 from pkv.plans.plan import Plan
 from pkv.runtime.locks import Lock
 
@@ -16,13 +17,14 @@ INTERPRETER = Lock()
 
 @torch.no_grad()
 def launch_interpreted(
-    launch: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    launch: Any, q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    values: Values,
+) -> None:  # fmt: skip
     """Call launch(...), one thread at a time; a bfloat16 result is computed in fp32, and torch rounds it."""
     target = torch.empty_like(out, dtype=torch.float32) if out.dtype == torch.bfloat16 else out
     try:
         with INTERPRETER:
-            launch(q, cache, plan, scale, target, lse)
+            launch(q, cache, plan, scale, target, lse, values=values)
     except Exception as error:
         if not getattr(error, "__notes__", None):  # a note says that a user's part is to blame
             error.add_note("`pkv doctor` tests Triton's interpreter, and names versions that do not go together.")

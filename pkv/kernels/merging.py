@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pkv._triton import launch_kernel, tl, triton
+from pkv._triton import Signature, launch_kernel, tl, triton
 from pkv.kernels.configs import next_power_of_two
 from pkv.kernels.tile import KernelShape, StateArgs
 
@@ -159,7 +159,7 @@ def launch_merge(
     n_rows: int,
     most_items: int,
     shape: KernelShape,
-    signature: Any = None,
+    signature: Signature | None = None,
 ) -> None:
     """Merge the partials of `n_rows` rows (row_ids int32 on the same device, or None for all in order) into result.
 
@@ -171,7 +171,7 @@ def launch_merge(
     launch_kernel(
         merge_kernel, n_rows * shape.GROUP * shape.N_KV_HEADS * dim_blocks,
         (partials, result, partial_offsets, row_ids, most_items), (shape, block_s, dim_blocks),
-        None if signature is None else (*signature, (partial_offsets is None, row_ids is None)),
+        None if signature is None else signature.plus((partial_offsets is None, row_ids is None)),
         num_warps=num_warps, **merge_options(shape),
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ import torch
 
 from pkv._triton import INTERPRETED, MISSING
 from pkv.kernels.tile import attend_tokens
+from pkv.plans.features import PLAIN, Features
 from pkv.plans.shape import Shape
 
 Takes = Mapping[str, tuple[str, ...]]  # {stage: names of the parts that it takes}
@@ -103,9 +104,9 @@ class Parts:
     def passed_to(self, launch: Callable[..., None]) -> Callable[..., None]:
         """Return a stage's launch() with these parts."""
 
-        def launch_with_parts(*args: Any) -> None:
+        def launch_with_parts(*args: Any, **values: Any) -> None:
             with self.blamed("attend_tokens", "merge"):
-                launch(*args, parts=self)
+                launch(*args, parts=self, **values)
 
         return launch_with_parts
 
@@ -186,6 +187,15 @@ def checked_parts(parts: Parts | None, stage: str, takes: Takes) -> Parts | None
         why = NO_PARTS.get(stage) or ways[name]
         raise ValueError(f"stage {stage!r} does not take parts.{name} ({why}); pass stage= one of {able}")
     return parts if names else None
+
+
+def check_parts_of(features: Features, parts: Parts | None) -> None:
+    """Raise ValueError if a tile loop of the user's would have to know a feature that it cannot know."""
+    if features != PLAIN and parts is not None and parts.attend_tokens is not None:
+        raise ValueError(
+            f"parts.attend_tokens computes plain attention, without {' and '.join(features.to_dict())}: leave out the "
+            "part, or the feature"
+        )
 
 
 def names_given(parts: Parts) -> tuple[str, ...]:

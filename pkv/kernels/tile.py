@@ -18,6 +18,7 @@ not fit registers. The fp32 operands of a tensor-core product do not fit at all:
 from typing import Any, NamedTuple
 
 from pkv._triton import tl, triton
+from pkv.kernels.masks import NO_MASKS, Masks, first_visible, scores_of
 
 LOG2_E = 1.4426950408889634
 
@@ -30,12 +31,23 @@ class Strided(NamedTuple):
 
 
 class CacheArgs(NamedTuple):
-    """The tensors of a PagedKVCache that kernels read. `lengths` has one stride, `table` two: (row, column)."""
+    """The tensors of a PagedKVCache that kernels read, and which of its tokens a query sees.
+
+    `lengths` has one stride, `table` two: (row, column).
+    """
 
     k: Strided
     v: Strided
     table: Strided
     lengths: Strided
+    masks: Masks = NO_MASKS
+
+
+class RowArgs(NamedTuple):
+    """The part of CacheArgs that says how many tokens each row has, and which of them a query sees."""
+
+    lengths: Strided
+    masks: Masks = NO_MASKS
 
 
 class StateArgs(NamedTuple):
@@ -89,11 +101,12 @@ def load_query(q, row, grid_head, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def find_pages(table_row, column_stride, start, end, SHAPE: tl.constexpr, MASKED: tl.constexpr):
+def find_pages(table_row, column_stride, start, end, SHAPE: tl.constexpr, MASKED: tl.constexpr, low=None):
     """Find the page id and the slot of each token [BLOCK_N] of the tile [start, start + BLOCK_N).
 
     If a page holds whole tiles, return those of the first token only. A page id is loaded once if the tile is a
-    multiple of the page or the page of the tile, else once per token.
+    multiple of the page or the page of the tile, else once per token. low: the first token that is seen, if some are
+    not; pages before it may be gone.
     """
     if SHAPE.WHOLE_TILES:
         pages = tl.load(table_row + tl.cast(start // SHAPE.PAGE_SIZE, tl.int64) * column_stride)
@@ -104,7 +117,10 @@ def find_pages(table_row, column_stride, start, end, SHAPE: tl.constexpr, MASKED
         first_tokens = start + tl.arange(0, BLOCK_N // PER_PAGE) * PER_PAGE
         pointers = table_row + (first_tokens // SHAPE.PAGE_SIZE).to(tl.int64) * column_stride
         if MASKED:  # the table may hold anything past the row's last page
-            ids = tl.load(pointers, mask=first_tokens < end, other=0)
+            is_read = first_tokens < end
+            if low is not None:
+                is_read = is_read & (first_tokens + PER_PAGE > low)
+            ids = tl.load(pointers, mask=is_read, other=0)
         else:
             ids = tl.load(pointers)
         pages = tl.reshape(tl.broadcast_to(ids[:, None], [BLOCK_N // PER_PAGE, PER_PAGE]), [BLOCK_N])
@@ -115,11 +131,11 @@ def find_pages(table_row, column_stride, start, end, SHAPE: tl.constexpr, MASKED
 
 @triton.jit
 def load_tile(pages, slots, kv_head, tokens_left, side,
-              SHAPE: tl.constexpr, MASKED: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
+              SHAPE: tl.constexpr, MASKED: tl.constexpr, TURNED: tl.constexpr, tokens_gone=None):  # fmt: skip
     """Load one tile of K or V, [BLOCK_N, BLOCK_D], or TURNED [BLOCK_D, BLOCK_N]; tokens past `tokens_left` are zero.
 
-    Padding is zero too. V is loaded transposed if the product needs it so: Triton does not copy a tile asynchronously
-    that it has to transpose itself.
+    So are the first `tokens_gone`, and padding. V is loaded transposed if the product needs it so: Triton does not copy
+    a tile asynchronously that it has to transpose itself.
     """
     stride_page, stride_token, stride_head, stride_dim = side.strides
     UNIT: tl.constexpr = 16 // (side.ptr.dtype.element_ty.primitive_bitwidth // 8)  # elements in 16 bytes
@@ -139,7 +155,10 @@ def load_tile(pages, slots, kv_head, tokens_left, side,
     pointers = side.ptr + begin + (offsets + dims.to(tl.int64) * stride_dim)
     EXACT: tl.constexpr = SHAPE.BLOCK_D == SHAPE.HEAD_DIM
     if MASKED:
-        tile = tl.load(pointers, mask=(tokens < tokens_left) & (dims < SHAPE.HEAD_DIM), other=0.0)
+        is_read = tokens < tokens_left
+        if tokens_gone is not None:
+            is_read = is_read & (tokens >= tokens_gone)
+        tile = tl.load(pointers, mask=is_read & (dims < SHAPE.HEAD_DIM), other=0.0)
     elif EXACT:
         tile = tl.load(pointers)
     else:
@@ -149,19 +168,27 @@ def load_tile(pages, slots, kv_head, tokens_left, side,
 
 @triton.jit
 def attend_tile(query, cache, row, kv_head, start, end, qk_scale, acc, running_max, sums,
-                SHAPE: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Fold the tokens [start, min(start + BLOCK_N, end)) of a row into the running state."""
+                SHAPE: tl.constexpr, MASKED: tl.constexpr, low=None):  # fmt: skip
+    """Fold the tokens [start, min(start + BLOCK_N, end)) of a row, from `low` on, into the running state."""
     table_row = cache.table.ptr + row.to(tl.int64) * cache.table.strides[0]
-    pages, slots = find_pages(table_row, cache.table.strides[1], start, end, SHAPE, MASKED)
-    k = load_tile(pages, slots, kv_head, end - start, cache.k, SHAPE, MASKED, False)  # [BLOCK_N, BLOCK_D]
+    tokens_gone = None
+    if low is not None:
+        tokens_gone = low - start
+    pages, slots = find_pages(table_row, cache.table.strides[1], start, end, SHAPE, MASKED, low)
+    k = load_tile(pages, slots, kv_head, end - start, cache.k, SHAPE, MASKED, False, tokens_gone)  # [BLOCK_N, BLOCK_D]
     ONE_HEAD: tl.constexpr = SHAPE.BLOCK_H == 1
-    v = load_tile(pages, slots, kv_head, end - start, cache.v, SHAPE, MASKED, not ONE_HEAD)  # [BLOCK_D, BLOCK_N]
+    v = load_tile(pages, slots, kv_head, end - start, cache.v, SHAPE, MASKED, not ONE_HEAD, tokens_gone)
     if ONE_HEAD:  # V as K, and the products as sums over their last and their middle axis: no registers are spilled so
-        scores = tl.trans(tl.sum(tl.trans(query)[:, None, :] * k[None, :, :], 2)) * qk_scale  # [BLOCK_N, 1]
+        products = tl.trans(tl.sum(tl.trans(query)[:, None, :] * k[None, :, :], 2))  # [BLOCK_N, 1]
     else:
-        scores = tl.dot(k, query) * qk_scale  # [BLOCK_N, BLOCK_H]
+        products = tl.dot(k, query)  # [BLOCK_N, BLOCK_H]
+    scores = scores_of(products, qk_scale, cache.masks)
     if MASKED:
-        scores = tl.where((tl.arange(0, SHAPE.BLOCK_N) < end - start)[:, None], scores, float("-inf"))
+        tokens = tl.arange(0, SHAPE.BLOCK_N)
+        is_seen = tokens < end - start
+        if low is not None:
+            is_seen = is_seen & (tokens >= tokens_gone)
+        scores = tl.where(is_seen[:, None], scores, float("-inf"))
     new_max = tl.maximum(running_max, tl.max(scores, 0))
     base = tl.where(new_max == float("-inf"), 0.0, new_max)  # all scores -inf so far: -inf - -inf would be NaN
     weights = tl.exp2(scores - base[None, :])  # [BLOCK_N, BLOCK_H]
@@ -188,12 +215,26 @@ def attend_tokens(query, cache, row, grid_head, begin, end, qk_scale, SHAPE: tl.
     running_max = tl.full([BLOCK_H], float("-inf"), tl.float32)
     sums = tl.zeros([BLOCK_N, BLOCK_H], tl.float32)  # one per place in a tile: added up once, at the end
     kv_head = grid_head // SHAPE.HEAD_BLOCKS
+    full_begin = begin
     full_end = begin + tl.maximum(end - begin, 0) // BLOCK_N * BLOCK_N
-    for start in tl.range(begin, full_end, BLOCK_N, num_stages=SHAPE.STAGES):
+    if cache.masks.window is not None:  # a tile that the window cuts needs masks
+        length = tl.load(cache.lengths.ptr + row.to(tl.int64) * cache.lengths.strides[0])
+        low = first_visible(length, cache.masks)
+        full_begin = tl.maximum(begin, tl.cdiv(low, BLOCK_N) * BLOCK_N)
+        full_end = tl.maximum(full_begin, full_end)
+    for start in tl.range(full_begin, full_end, BLOCK_N, num_stages=SHAPE.STAGES):
         acc, running_max, sums = attend_tile(
             query, cache, row, kv_head, start, end, qk_scale, acc, running_max, sums, SHAPE, False,
         )  # fmt: skip
-    if full_end < end:  # only the last tile of a row needs masks
+    if cache.masks.window is not None:  # one loop over tiles at both ends: two would spill registers
+        n_masked = (full_begin - begin) // BLOCK_N + tl.cdiv(tl.maximum(end - full_end, 0), BLOCK_N)
+        for i in tl.range(0, n_masked, num_stages=1):
+            start = begin + i * BLOCK_N
+            start += tl.where(start >= full_begin, full_end - full_begin, 0)
+            acc, running_max, sums = attend_tile(
+                query, cache, row, kv_head, start, end, qk_scale, acc, running_max, sums, SHAPE, True, low,
+            )  # fmt: skip
+    elif full_end < end:  # only the last tile of a row needs masks
         acc, running_max, sums = attend_tile(
             query, cache, row, kv_head, full_end, end, qk_scale, acc, running_max, sums, SHAPE, True,
         )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pkv.plans.features import Features
 from pkv.plans.fields import PlanFields
 from pkv.plans.gpu import DEFAULT_TILE, Costs, GpuProfile
 from pkv.plans.shape import Shape
@@ -49,7 +50,7 @@ def fields_from_json(text: str) -> dict[str, Any]:
         order, fallback = data.pop("item_order"), data.pop("fallback", None)
         fields = {
             "stage": _of_type(str, "stage", data.pop("stage")),
-            "shape": Shape(**data.pop("shape")),
+            "shape": _shape(**data.pop("shape")),
             "gpu": _gpu(**data.pop("gpu")),
             "programs_per_sm": _of_type(int, "programs_per_sm", data.pop("programs_per_sm")),
             "tile": _of_type(int, "tile", data.pop("tile")),
@@ -85,6 +86,10 @@ def _array(name: str, values: Any) -> npt.NDArray[np.int32]:
     if array.size and (array.dtype.kind != "i" or array.min() < -(2**31) or array.max() >= 2**31):
         raise TypeError(f"{name} must hold 32-bit integers")
     return array.astype(np.int32)
+
+
+def _shape(features: dict[str, Any] | None = None, **sizes: Any) -> Shape:
+    return Shape(**sizes, features=Features(**(features or {})))
 
 
 def _gpu(name: str, arch: int, n_sms: int, costs: dict[str, Any] | None, tile: int = DEFAULT_TILE) -> GpuProfile:

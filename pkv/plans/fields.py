@@ -20,6 +20,7 @@ import numpy.typing as npt
 from pkv.plans.facts import FACTS, Facts, Family, GridOrder, Merging
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
+from pkv.plans.spans import spans_of
 from pkv.runtime.locks import renew_properties
 from pkv.wording.checks import LONGEST_ROW, Ints, host_ints
 
@@ -108,6 +109,17 @@ class PlanFields:
     def has_tokens(self) -> bool:
         """True if some row has tokens; otherwise there is nothing to launch."""
         return bool(self.lengths.any())
+
+    @cached_property
+    def spans(self) -> npt.NDArray[np.int64]:
+        """The tokens of each row that are read, begin and end, int64 [n_rows, 2]: with a window only its last ones."""
+        return spans_of(self.lengths, self.shape.features)
+
+    @cached_property
+    def item_tokens(self) -> npt.NDArray[np.int64]:
+        """The tokens that each item reads, int64 [n_items]; it may begin before the span, where its first tile does."""
+        rows, begins, ends = self.items.astype(np.int64).T
+        return np.maximum(ends - np.maximum(begins, self.spans[rows, 0]), 0)
 
     @cached_property
     def least_bound(self) -> int:

@@ -1,11 +1,12 @@
 """Shape: the sizes and dtypes of a model's attention, which do not change from step to step."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from pkv.plans.features import PLAIN, Features
 from pkv.wording.checks import at_least, dtype_named
 from pkv.wording.counts import count_of
 
@@ -18,7 +19,7 @@ class Shape:
 
     n_q_heads, n_kv_heads (a divisor of n_q_heads), head_dim (elements), page_size (tokens); dtype of q and of the
     result, kv_dtype of the cache (None: the same). A dtype may be torch's, a name as in
-    Shape(32, 8, 128, 16, "float16"), or numpy's, np.float16.
+    Shape(32, 8, 128, 16, "float16"), or numpy's, np.float16. features: what the attention does beyond a plain softmax.
     """
 
     n_q_heads: int
@@ -27,6 +28,7 @@ class Shape:
     page_size: int
     dtype: torch.dtype
     kv_dtype: torch.dtype | None = None
+    features: Features = PLAIN
 
     def __post_init__(self) -> None:
         for name in ("n_q_heads", "n_kv_heads", "head_dim", "page_size"):
@@ -39,13 +41,15 @@ class Shape:
         dtype = dtype_named(self.dtype)
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "kv_dtype", dtype if self.kv_dtype is None else dtype_named(self.kv_dtype))
+        if not isinstance(self.features, Features):
+            raise TypeError(f"features must be a pkv.Features, got {type(self.features).__name__}")
 
     @staticmethod
-    def of(q: torch.Tensor, cache: Any) -> "Shape":
-        """Return the shape of q [n_rows, n_q_heads, head_dim] and a PagedKVCache."""
+    def of(q: torch.Tensor, cache: Any, features: Features = PLAIN) -> "Shape":
+        """Return the shape of q [n_rows, n_q_heads, head_dim] and a PagedKVCache, with these features."""
         if not isinstance(q, torch.Tensor) or q.ndim != 3:
             raise ValueError("q must be a tensor [n_rows, n_q_heads, head_dim]")
-        return _made(q.shape[1], cache.n_kv_heads, cache.head_dim, cache.page_size, q.dtype, cache.dtype)
+        return _made(q.shape[1], cache.n_kv_heads, cache.head_dim, cache.page_size, q.dtype, cache.dtype, features)
 
     @property
     def group(self) -> int:
@@ -76,14 +80,26 @@ class Shape:
             "page_size": self.page_size,
             "dtype": str(self.dtype).removeprefix("torch."),
             "kv_dtype": str(self.kv_dtype).removeprefix("torch."),
+            **({} if self.features == PLAIN else {"features": self.features.to_dict()}),
         }
 
     def __str__(self) -> str:
         kv = "" if self.kv_dtype == self.dtype else f" (cache {str(self.kv_dtype).removeprefix('torch.')})"
+        features = self.features.to_dict().items()
         return (
             f"{count_of(self.n_q_heads, 'query head')}, {count_of(self.n_kv_heads, 'KV head')}, "
             f"head_dim {self.head_dim}, pages of {self.page_size}, {str(self.dtype).removeprefix('torch.')}{kv}"
+            + "".join(f", {name} {value}" if value is not True else f", {name}" for name, value in features)
         )
+
+
+def with_features(shape: Shape, features: Features) -> Shape:
+    """Return the shape with these features; ValueError if it has other ones already."""
+    if shape.features == features or features == PLAIN:
+        return shape
+    if shape.features != PLAIN:
+        raise ValueError(f"shape has {shape.features}, and the call {features}: name the features in one place")
+    return replace(shape, features=features)
 
 
 @functools.lru_cache(maxsize=256)

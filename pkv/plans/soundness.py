@@ -37,8 +37,8 @@ def _fault_of_offsets(plan: PlanFields) -> str | None:
 
 
 def _fault_of_coverage(plan: PlanFields) -> str | None:
-    for row, length in enumerate(plan.lengths.tolist()):
-        covered = 0
+    for row, (first, length) in enumerate(plan.spans.tolist()):
+        covered = first // plan.tile * plan.tile
         for index in range(plan.partial_offsets[row], plan.partial_offsets[row + 1]):
             item_row, begin, end = plan.items[index].tolist()
             if item_row != row:
@@ -49,6 +49,8 @@ def _fault_of_coverage(plan: PlanFields) -> str | None:
                 return f"item {index} of row {row} begins at {begin}, not at a multiple of the tile {plan.tile}"
             if begin == end:
                 continue
+            if begin < covered and covered <= first:
+                return f"item {index} of row {row} begins at {begin}, before the first tile of its window, {covered}"
             if begin != covered:
                 word = "lost" if begin > covered else "done twice"
                 return f"tokens {min(begin, covered)}:{max(begin, covered)} of row {row} are {word} at item {index}"

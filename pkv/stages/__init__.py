@@ -43,9 +43,9 @@ class Stage(Protocol):
 
     @property
     def launch(self) -> Callable[..., None]:
-        """(q, cache, plan, scale, out, lse): run the plan and fill out [n_rows, n_q_heads, head_dim] and lse.
+        """(q, cache, plan, scale, out, lse, values=): run the plan, fill out [n_rows, n_q_heads, head_dim] and lse.
 
-        lse is fp32 [n_rows, n_q_heads]."""
+        lse is fp32 [n_rows, n_q_heads]. values: what the plan's features need, see Values."""
 
     @property
     def fault_of_items(self) -> Callable[[Plan], str | None]:
@@ -54,12 +54,8 @@ class Stage(Protocol):
         It is None too if the kernel reads the items."""
 
 
-class RepeatedStage(Stage, Protocol):
-    """A stage that can repeat a launch for other tensors of the same kind, without looking at the plan again."""
-
-    @property
-    def arguments(self) -> Callable[..., KernelArgs]:
-        """(q, cache, plan, scale, out, lse): make the arguments of the stage's kernels."""
+class KernelStage(Stage, Protocol):
+    """A stage of pkv's kernels, which can launch them for other tensors of the same kind, as a Step does."""
 
     @property
     def launcher(self) -> Callable[[Plan, int], Callable[[KernelArgs], None]]:
@@ -76,6 +72,12 @@ STAGES: dict[str, Stage] = {
     "stream_k": s5_stream_k,
     "flashinfer": x_flashinfer,
 }
-REPEATED: dict[str, RepeatedStage] = {"stream_k": s5_stream_k}
+LAUNCHED: dict[str, KernelStage] = {
+    "split_kv": s1_split_kv,
+    "length_buckets": s1_length_buckets,
+    "row_local": s2_row_local,
+    "workqueue": s3_workqueue,
+    "stream_k": s5_stream_k,
+}
 TAKES: dict[str, tuple[str, ...]] = {name: stage.PARTS for name, stage in STAGES.items()}
 FACTS.update({name: stage.FACTS for name, stage in STAGES.items()})

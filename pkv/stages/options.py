@@ -15,6 +15,7 @@ from pkv.stages import STAGES, Stage
 from pkv.wording.checks import MOST_SPLITS, at_least
 
 TAKEN_BY = dict.fromkeys(("scale", "out", "check"), "pkv.run and pkv.decode") | {
+    **dict.fromkeys(("window", "soft_cap"), "pkv.plan, pkv.run and pkv.decode"),
     "parts": "pkv.plan, pkv.run and pkv.decode", "stage": "pkv.plan and pkv.decode", "return_lse": "pkv.decode",
     **dict.fromkeys(("splits", "tile", "gpu"), "pkv.plan and pkv.decode, for stages that have it"),
 }  # fmt: skip
@@ -26,16 +27,16 @@ OURS = {  # other libraries' names for each argument of pkv's
     "stage": "backend method algorithm kernel_name schedule scheduler strategy",
     "gpu": "gpu_name arch",
     "return_lse": "return_softmax_lse lse return_logsumexp return_lse_base_on_e",
+    "window": "window_size window_left sliding_window sliding_window_size local_window_size attention_window",
+    "soft_cap": "softcap logits_soft_cap logit_cap attn_logit_softcapping",
 }
 NONE = {  # names of arguments that pkv does not have, by what holds instead
     "a row's query is its newest token, which sees all cached tokens, so there is nothing to mask: leave it out":
         "causal is_causal",
     "every cached token of a row counts, up to the cache's lengths: mask by a cache with fewer tokens":
         "attn_mask mask attention_mask custom_mask packed_custom_mask key_padding_mask block_mask",
-    "every cached token of a row is attended to: for a window, keep only its tokens in the cache":
-        "window window_size window_left sliding_window sliding_window_size local_window_size attention_window",
-    "scores are scaled and nothing else: apply such a term in a kernel of your own, by pkv.Parts(attend_tokens=...)":
-        "soft_cap softcap logits_soft_cap logit_cap attn_logit_softcapping sinks sink s_aux alibi_slopes use_alibi "
+    "scores are scaled, windowed and capped: add such a term in your own kernel, by pkv.Parts(attend_tokens=...)":
+        "sinks sink s_aux alibi_slopes use_alibi "
         "attn_bias bias rel_pos_bias score_mod",
     "rotate q and k yourself, before k goes into the cache":
         "rope_scale rope_theta pos_encoding_mode rotary_cos rotary_sin rotary_interleaved rotary_dim rotary_seqlens",

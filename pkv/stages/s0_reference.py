@@ -8,6 +8,8 @@ For row r with L tokens, query head h and KV head j = h // G:
     lse      = log(sum_t exp(score[t]))           natural logarithm
     L = 0:     out = 0, lse = -inf
 
+A window w leaves only the tokens t = max(0, L - w) .. L - 1. A soft-cap c makes every score c * tanh(score / c).
+
 Lengths [5, 40] give the items (0, 0:5), (1, 0:40): one per row, and no kernel launch of pkv's.
 """
 
@@ -17,6 +19,7 @@ import torch
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import resolve_gpu
 from pkv.plans.facts import Facts, Family
+from pkv.plans.features import NO_VALUES, Values
 from pkv.plans.fields import Int32Array
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -51,18 +54,21 @@ def fault_of_items(plan: Plan) -> None:
 
 @torch.no_grad()
 def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    values: Values = NO_VALUES,
+) -> None:  # fmt: skip
     """Fill out [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads] row by row. Rows not in use have no tokens."""
     out.zero_()
     lse.fill_(-torch.inf)
     for row in cache.active_rows:
         # this reads n_kv_heads * head_dim * L elements of K and as many of V, whatever the number of query heads
-        k, v = cache.gather(row)  # [L, n_kv_heads, head_dim]
-        out[row], lse[row] = attend_row(q[row], k, v, scale)
+        k, v = cache.gather(row, plan.shape.features.window)  # [tokens that are seen, n_kv_heads, head_dim]
+        out[row], lse[row] = attend_row(q[row], k, v, scale, values.soft_cap)
 
 
-def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def attend_row(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, soft_cap: float | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute attention of one token over one row: q [n_q_heads, head_dim], k and v [L, n_kv_heads, head_dim].
 
     The arithmetic is fp64 whatever the inputs: a specification should not round, nor follow autocast or TF32. Returns
@@ -76,6 +82,8 @@ def attend_row(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) 
     grouped = q.double().reshape(n_kv_heads, n_q_heads // n_kv_heads, head_dim)  # head h is [h // G, h % G]
     with torch.autocast(q.device.type, enabled=False):
         scores = scale * torch.einsum("jgd,tjd->jgt", grouped, k.double())  # 2 * n_q_heads * L * head_dim flop
+        if soft_cap is not None:
+            scores = soft_cap * torch.tanh(scores / soft_cap)
         lse = torch.logsumexp(scores, dim=-1)
         weights = torch.softmax(scores, dim=-1)
         out = torch.einsum("jgt,tjd->jgd", weights, v.double())  # as many again

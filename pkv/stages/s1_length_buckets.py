@@ -4,7 +4,8 @@ The kernel is split_kv's. In a bucket every row is the longest, so no split is e
 each split. The price is one decode and one merge launch per distinct length: eight rows of eight lengths cost 16
 launches where split_kv needs 2.
 
-Lengths [40, 5, 40], tile 16, splits 2: buckets 5 (row 1) and 40 (rows 0 and 2).
+Lengths [40, 5, 40], tile 16, splits 2: buckets 5 (row 1) and 40 (rows 0 and 2). With a window, rows that see equally
+many tokens share a bucket; their tiles may differ by one, because a window may begin anywhere in a tile.
 """
 
 import numpy as np
@@ -14,10 +15,21 @@ from pkv.plans.fields import Int32Array, Launch, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
-from pkv.stages.s1_split_kv import PARTS, default_splits, fault_of_items, indices_of, launch, launches_of, split_items
+from pkv.plans.spans import spans_of
+from pkv.stages.s1_split_kv import (
+    PARTS,
+    default_splits,
+    fault_of_items,
+    indices_of,
+    launch,
+    launcher,
+    launches_of,
+    most_tiles,
+    split_items,
+)
 from pkv.stages.sizing import sizes_for
 
-__all__ = ["FACTS", "PARTS", "PLANNED_ON", "fault_of_items", "launch", "plan"]
+__all__ = ["FACTS", "PARTS", "PLANNED_ON", "fault_of_items", "launch", "launcher", "plan"]
 
 PLANNED_ON = "host"
 FACTS = Facts()
@@ -34,20 +46,22 @@ def plan(
     """Plan one bucket per distinct length, shortest first; `splits` per row (default: a bucket fills the GPU once)."""
     profile, tile, resident = sizes_for(gpu, tile, shape)
     n_rows = len(lengths)
-    buckets = [(int(length), np.flatnonzero(lengths == length)) for length in np.unique(lengths)]
+    seen = np.diff(spans_of(lengths, shape.features))[:, 0]
+    buckets = [np.flatnonzero(seen == n_tokens) for n_tokens in np.unique(seen)]
     row_splits = np.ones(n_rows, dtype=np.int64)
-    for length, rows in buckets:
-        if length:
-            row_splits[rows] = splits or default_splits(len(rows), shape, length, tile, profile.n_sms, resident)
+    for rows in buckets:
+        n_tiles = most_tiles(lengths[rows], tile, shape.features)
+        if n_tiles:
+            row_splits[rows] = splits or default_splits(len(rows), shape, n_tiles, profile.n_sms, resident)
     partial_offsets = offsets_of(row_splits)
 
     items = np.empty((partial_offsets[-1], 3), dtype=np.int32)
     order: list[int] = []
     launches: list[Launch] = []
-    for length, rows in buckets:
+    for rows in buckets:
         n_splits = int(row_splits[rows[0]])
         mine = indices_of(rows, partial_offsets, n_splits)
-        items[mine] = split_items(lengths[rows], length, n_splits, tile)
+        items[mine] = split_items(lengths[rows], n_splits, tile, shape.features)
         items[mine, 0] = np.repeat(rows, n_splits)
         launches += launches_of(tuple(rows.tolist()), len(order), n_splits)
         order += mine.tolist()

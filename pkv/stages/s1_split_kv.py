@@ -4,11 +4,13 @@ The grid is rows x KV heads x splits. Bounds come from the longest row's tiles, 
 token. Their programs start, find nothing, write an empty state and exit. In the plan they are empty items.
 
 Lengths [5, 40], tile 16, splits 2: the longest row has 3 tiles, cut 0:1 and 1:3, so the items are
-(0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40).
+(0, 0:5), (0, 16:16) empty, (1, 0:16), (1, 16:40). With a window, a row's tiles are those that the window touches.
 
 The kernel finds the longest row itself, from the lengths on the GPU, so it needs nothing from the host. With
 `dynamic=True` one plan serves every step while lengths change, also inside a captured CUDA graph.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +19,17 @@ import torch
 from pkv._triton import launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
 from pkv.kernels.launching import KernelArgs
+from pkv.kernels.masks import visible_tiles_of
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
-from pkv.kernels.uploads import uploaded_rows
+from pkv.kernels.uploads import uploaded
 from pkv.plans.facts import Facts
+from pkv.plans.features import NO_VALUES, PLAIN, Features, Values
 from pkv.plans.fields import Int32Array, Launch
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
+from pkv.plans.spans import visible_tiles
 from pkv.stages.sizing import even_programs, sizes_for
 from pkv.wording.checks import MOST_SPLITS
 
@@ -46,11 +51,11 @@ def plan(
     """Plan `splits` splits per row (default: enough to fill the GPU once); dynamic: the lengths are upper bounds."""
     profile, tile, resident = sizes_for(gpu, tile, shape)
     n_rows = len(lengths)
-    longest = int(lengths.max(initial=0))
-    n_splits = splits or default_splits(n_rows, shape, longest, tile, profile.n_sms, resident)
-    if longest == 0:
+    n_tiles = most_tiles(lengths, tile, shape.features)
+    n_splits = splits or default_splits(n_rows, shape, n_tiles, profile.n_sms, resident)
+    if n_tiles == 0:
         n_splits = 1  # nothing to cut
-    items = split_items(lengths, longest, n_splits, tile)
+    items = split_items(lengths, n_splits, tile, shape.features)
     return rectangle("split_kv", lengths, shape, items, n_splits, tile, profile, resident, dynamic)
 
 
@@ -75,27 +80,33 @@ def rectangle(
     )
 
 
-def default_splits(n_rows: int, shape: Shape, longest: int, tile: int, n_sms: int, resident: int) -> int:
+def most_tiles(lengths: Int32Array, tile: int, features: Features = PLAIN) -> int:
+    """Return the tiles of the row that has most of them."""
+    return int(visible_tiles(lengths, tile, features)[1].max(initial=0))
+
+
+def default_splits(n_rows: int, shape: Shape, n_tiles: int, n_sms: int, resident: int) -> int:
     """Return the number of splits per row that fills the GPU once, with at least MIN_TILES_PER_SPLIT tiles in each.
 
-    >>> default_splits(1, Shape(32, 8, 128, 16, "float16"), longest=8192, tile=16, n_sms=28, resident=9)
+    n_tiles: of the longest row.
+
+    >>> default_splits(1, Shape(32, 8, 128, 16, "float16"), n_tiles=512, n_sms=28, resident=9)
     28
     """
     programs = n_sms * even_programs(resident)
-    n_tiles = -(-longest // tile)
     return max(1, min(programs // max(n_rows * shape.grid_heads, 1), n_tiles // MIN_TILES_PER_SPLIT))
 
 
-def split_items(lengths: Int32Array, longest: int, n_splits: int, tile: int) -> Int32Array:
+def split_items(lengths: Int32Array, n_splits: int, tile: int, features: Features = PLAIN) -> Int32Array:
     """Cut rows like the longest one, of n tiles: split s of S covers its tiles [n * s // S, n * (s + 1) // S).
 
     Returns the items, int32 [n_rows * S, 3].
     """
-    n_tiles = -(-longest // tile)
-    bounds = n_tiles * np.arange(n_splits + 1, dtype=np.int64) // n_splits * tile
+    first, n_tiles = visible_tiles(lengths, tile, features)
+    bounds = int(n_tiles.max(initial=0)) * np.arange(n_splits + 1, dtype=np.int64) // n_splits
     rows = np.repeat(np.arange(len(lengths)), n_splits)
-    begins = np.tile(bounds[:-1], len(lengths))
-    ends = np.minimum(np.tile(bounds[1:], len(lengths)), np.repeat(lengths, n_splits))
+    begins = (first[:, None] + bounds[:-1]).ravel() * tile
+    ends = np.minimum((first[:, None] + bounds[1:]).ravel() * tile, np.repeat(lengths, n_splits))
     return np.stack([rows, begins, np.maximum(begins, ends)], axis=1).astype(np.int32)
 
 
@@ -111,7 +122,7 @@ def fault_of_items(plan: Plan) -> str | None:
             return f"a {launch.kernel} launch has no splits, or more than {MOST_SPLITS}"
         rows = np.array(launch.rows, dtype=np.int64)
         lengths = plan.lengths[rows]
-        cut = split_items(lengths, int(lengths.max(initial=0)), launch.n_splits, plan.tile)
+        cut = split_items(lengths, launch.n_splits, plan.tile, plan.shape.features)
         planned = plan.items[indices_of(rows, plan.partial_offsets, launch.n_splits)]
         fault = fault_of_cut(rows.tolist(), planned, cut, launch.n_splits)
         if fault:
@@ -164,7 +175,7 @@ def split_kv_kernel(
     grid_head = tl.program_id(0) % GRID_HEADS
     split = tl.program_id(0) // GRID_HEADS % n_splits
     row = tl.program_id(0) // GRID_HEADS // n_splits
-    longest = longest_row(cache.lengths, row_ids, n_rows)
+    longest = longest_row(cache, row_ids, n_rows, SHAPE)
     if row_ids is not None:
         row = tl.load(row_ids + row)
     # which tokens are mine: this split's share of the longest row, as far as my row reaches
@@ -172,6 +183,9 @@ def split_kv_kernel(
     begin = (n_tiles * split // n_splits * SHAPE.BLOCK_N).to(tl.int32)
     end = (n_tiles * (split + 1) // n_splits * SHAPE.BLOCK_N).to(tl.int64)
     length = tl.load(cache.lengths.ptr + row.to(tl.int64) * cache.lengths.strides[0])
+    if cache.masks.window is not None:  # counted from the first tile that my row's window touches
+        first, _ = visible_tiles_of(length, cache.masks, SHAPE)
+        begin, end = begin + first * SHAPE.BLOCK_N, end + first * SHAPE.BLOCK_N
     end = tl.minimum(end, length.to(tl.int64)).to(tl.int32)
     # the maths, the same in every stage
     query = load_query(q, row, grid_head, SHAPE)
@@ -184,8 +198,9 @@ def split_kv_kernel(
 
 
 @triton.jit
-def longest_row(lengths, row_ids, n_rows):
-    """Find the greatest length among the launch's rows, in tokens."""
+def longest_row(cache, row_ids, n_rows, SHAPE: tl.constexpr):
+    """Find the greatest length among the launch's rows, in tokens; with a window, in the tokens of its tiles."""
+    lengths = cache.lengths
     longest = 0
     for first in range(0, n_rows, 128):
         index = first + tl.arange(0, 128)
@@ -193,29 +208,41 @@ def longest_row(lengths, row_ids, n_rows):
         if row_ids is not None:
             rows = tl.load(row_ids + index, mask=index < n_rows, other=0)
         row_lengths = tl.load(lengths.ptr + rows.to(tl.int64) * lengths.strides[0], mask=index < n_rows, other=0)
+        if cache.masks.window is not None:
+            row_lengths = visible_tiles_of(row_lengths, cache.masks, SHAPE)[1] * SHAPE.BLOCK_N
         longest = tl.maximum(longest, tl.max(row_lengths, 0))
     return longest
 
 
+def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
+    """Make the function that runs the plan's launches in order: decode, then merge if rows are split.
+
+    It may be called any number of times. A launch of all rows reads no array of the plan, so a captured graph of it
+    needs none.
+    """
+    reads_arrays = any(len(launch.rows) != plan.n_rows for launch in plan.launches)
+
+    def launch_all(args: KernelArgs) -> None:
+        there = uploaded(plan, args.device) if reads_arrays else None
+        for step in plan.launches:
+            row_ids = None if there is None else there.rows_of(step, plan.n_rows)
+            offsets = None if there is None or row_ids is None else there.arrays["partial_offsets"]
+            if step.kernel == "merge":
+                args.merge(step, offsets, row_ids)
+                continue
+            launch_kernel(
+                split_kv_kernel, (step.end - step.begin) * plan.shape.grid_heads,
+                (args.q, args.cache, args.result, args.partials, offsets, row_ids,
+                 len(step.rows), step.n_splits, args.qk_scale, args.attend),
+                (args.shape,), args.signature.plus(row_ids is None), num_warps=args.num_warps,
+            )  # fmt: skip
+
+    return launch_all
+
+
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
-    parts: Parts | None = None,
+    parts: Parts | None = None, values: Values = NO_VALUES,
 ) -> None:  # fmt: skip
-    """Run the plan's launches in order: decode, then merge if rows are split.
-
-    A launch of all rows reads no array of the plan, so a captured graph of it needs none.
-    """
-    args = KernelArgs(q, cache, plan, scale, out, lse, parts)
-    for step in plan.launches:
-        row_ids = uploaded_rows(plan, step, q.device)
-        offsets = None if row_ids is None else args.partial_offsets
-        if step.kernel == "merge":
-            args.merge(step, offsets, row_ids)
-            continue
-        grid = (step.end - step.begin) * plan.shape.grid_heads
-        launch_kernel(
-            split_kv_kernel, grid,
-            (args.q, args.cache, args.result, args.partials, offsets, row_ids,
-             len(step.rows), step.n_splits, args.qk_scale, args.attend),
-            (args.shape,), (*args.signature, row_ids is None), **args.options,
-        )  # fmt: skip
+    """Run the plan once; see launcher."""
+    launcher(plan, cache.capacity)(KernelArgs(q, cache, plan, scale, out, lse, parts, values))

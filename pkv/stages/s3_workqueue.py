@@ -24,12 +24,14 @@ from pkv.kernels.configs import MOST_WARPS, choose_tile
 from pkv.kernels.launching import KernelArgs
 from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_state
-from pkv.kernels.uploads import uploaded, uploaded_rows
+from pkv.kernels.uploads import uploaded
 from pkv.plans.facts import Facts
+from pkv.plans.features import NO_VALUES, Values
 from pkv.plans.fields import Int32Array, Launch, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
+from pkv.plans.spans import visible_tiles
 from pkv.stages.s1_split_kv import MIN_TILES_PER_SPLIT
 from pkv.stages.s2_row_local import own_items
 from pkv.stages.sizing import even_programs, sizes_for
@@ -54,12 +56,12 @@ def plan(
     """
     profile, tile, resident = sizes_for(gpu, tile, shape, "workqueue")
     n_places = profile.n_sms * even_programs(resident) // shape.grid_heads
-    n_tiles = -(-lengths.astype(np.int64) // tile)
+    _, n_tiles = visible_tiles(lengths, tile, shape.features)
     if splits is None:
         row_splits = equal_splits(n_tiles, n_places)
     else:
         row_splits = np.minimum(n_tiles, splits)
-    items = own_items(lengths, row_splits, tile)
+    items = own_items(lengths, row_splits, tile, shape.features)
     if ordering is None:  # if all programs start at once, the order does not matter, and reading it takes time
         ordering = "as_listed" if len(items) <= n_places else "longest_first"
     return queue_of(items, row_splits, lengths, shape, tile, profile, resident, ordering, splits or 0)
@@ -228,27 +230,35 @@ def warps_of_several(num_warps: int, block_h: int) -> int:
     return min(2 * num_warps, MOST_WARPS) if block_h > 16 else num_warps
 
 
+def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
+    """Make the function that runs the plan's launches in order: decode, then merge if rows are split.
+
+    It may be called any number of times.
+    """
+    one_each = plan.n_programs == plan.n_items and bool((np.diff(plan.program_offsets) == 1).all())
+
+    def launch_all(args: KernelArgs) -> None:
+        there = uploaded(plan, args.device)
+        program_offsets = None if one_each else there.arrays["program_offsets"]
+        item_order = there.arrays.get("item_order")
+        num_warps = args.num_warps if one_each else warps_of_several(args.num_warps, args.shape.BLOCK_H)
+        for step in plan.launches:
+            if step.kernel == "merge":
+                args.merge(step, there.arrays["partial_offsets"], there.rows_of(step, plan.n_rows))
+                continue
+            launch_kernel(
+                workqueue_kernel, (step.end - step.begin) * plan.shape.grid_heads,
+                (args.q, args.cache, args.result, args.partials, there.arrays["partial_offsets"],
+                 there.arrays["items"], program_offsets, item_order, step.begin, args.qk_scale, args.attend),
+                (args.shape,), args.signature.plus((one_each, item_order is None)), num_warps=num_warps,
+            )  # fmt: skip
+
+    return launch_all
+
+
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
-    parts: Parts | None = None,
+    parts: Parts | None = None, values: Values = NO_VALUES,
 ) -> None:  # fmt: skip
-    """Run the plan's launches in order: decode, then merge if rows are split."""
-    args = KernelArgs(q, cache, plan, scale, out, lse, parts)
-    one_each = plan.n_programs == plan.n_items and bool((np.diff(plan.program_offsets) == 1).all())
-    items = uploaded(plan, "items", q.device)
-    program_offsets = None if one_each else uploaded(plan, "program_offsets", q.device)
-    item_order = None if plan.item_order is None else uploaded(plan, "item_order", q.device)
-    if not one_each:
-        args.options["num_warps"] = warps_of_several(args.options["num_warps"], args.shape.BLOCK_H)
-    for step in plan.launches:
-        if step.kernel == "merge":
-            row_ids = uploaded_rows(plan, step, q.device)
-            args.merge(step, args.partial_offsets, row_ids)
-            continue
-        grid = (step.end - step.begin) * plan.shape.grid_heads
-        launch_kernel(
-            workqueue_kernel, grid,
-            (args.q, args.cache, args.result, args.partials, args.partial_offsets, items, program_offsets, item_order,
-             step.begin, args.qk_scale, args.attend),
-            (args.shape,), (*args.signature, (program_offsets is None, item_order is None)), **args.options,
-        )  # fmt: skip
+    """Run the plan once; see launcher."""
+    launcher(plan, cache.capacity)(KernelArgs(q, cache, plan, scale, out, lse, parts, values))

@@ -28,10 +28,12 @@ from pkv.cache.paged import PagedKVCache
 from pkv.cards.costs import Prediction, predict
 from pkv.cards.known import resolve_gpu
 from pkv.plans.facts import Facts
+from pkv.plans.features import NO_VALUES, Values, features_and_values
 from pkv.plans.fields import Int32Array, int_lengths
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
-from pkv.plans.shape import Shape
+from pkv.plans.shape import Shape, with_features
+from pkv.plans.spans import spans_of
 from pkv.runtime.memory import Memory
 from pkv.stages import s1_length_buckets, s1_split_kv, s2_row_local, s3_workqueue, s5_stream_k, x_flashinfer
 from pkv.stages.x_flashinfer import BackendError
@@ -139,24 +141,28 @@ def plan(
 
 
 def explain(
-    lengths: Ints, shape: Shape, *, policy: str | None = None, gpu: "str | GpuProfile | None" = None
-) -> Explanation:
+    lengths: Ints, shape: Shape, *, window: int | None = None, soft_cap: float | None = None,
+    policy: str | None = None, gpu: "str | GpuProfile | None" = None,
+) -> Explanation:  # fmt: skip
     """Explain which stage adaptive takes for these lengths, and why: the rule, and every candidate's predicted times.
 
-    lengths, shape: as for pkv.plan; policy: "paper" (default) or "cost"; gpu: a profile or its name. ValueError for an
-    unknown policy, and for policy="cost" on a GPU without costs.
+    lengths, shape, window, soft_cap: as for pkv.plan; policy: "paper" (default) or "cost"; gpu: a profile or its name.
+    ValueError for an unknown policy, and for policy="cost" on a GPU without costs.
     """
     policy, profile = choose_policy(policy), resolve_gpu(gpu)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
     check_kernel_shape(shape)
+    shape = with_features(shape, features_and_values(window, soft_cap)[0])
     return (by_paper if policy == "paper" else by_cost)(int_lengths(lengths), shape, profile, compare=True)
 
 
 def by_paper(lengths: Int32Array, shape: Shape, gpu: GpuProfile, compare: bool) -> Explanation:
     """Choose by policy "paper". compare: also plan the stages that it did not choose."""
     n_rows = int((lengths > 0).sum())
-    chosen, rule = paper_route(n_rows, int(lengths.max(initial=0)), shape.group)
+    longest = int(np.diff(spans_of(lengths, shape.features)).max(initial=0))
+    what = "the longest row" if shape.features.window is None else "the most that a query sees"
+    chosen, rule = paper_route(n_rows, longest, shape.group, what)
     fallback = "length_buckets" if n_rows <= PAPER_FEW_ROWS else "workqueue"
     reason = cannot(lengths, shape) if chosen == "flashinfer" else None
     if reason is not None:
@@ -196,8 +202,10 @@ def choose_policy(policy: str | None) -> str:
     return policy
 
 
-def paper_route(n_rows: int, longest: int, group: int) -> tuple[str, str]:
+def paper_route(n_rows: int, longest: int, group: int, what: str = "the longest row") -> tuple[str, str]:
     """The published gates: the stage for n_rows rows with tokens, and the gate that decides, in words.
+
+    what: what has `longest` tokens.
 
     >>> paper_route(8, 16384, 4)
     ('workqueue', '8 rows are at least 8')
@@ -205,7 +213,7 @@ def paper_route(n_rows: int, longest: int, group: int) -> tuple[str, str]:
     if group != PAPER_GROUP:
         return "flashinfer", f"query heads per KV head are {group}, not {PAPER_GROUP}"
     if longest < PAPER_LONGEST:
-        return "flashinfer", f"the longest row, {longest:,} tokens, is below {PAPER_LONGEST:,}"
+        return "flashinfer", f"{what}, {longest:,} tokens, is below {PAPER_LONGEST:,}"
     if n_rows <= PAPER_FEW_ROWS:
         return "length_buckets", f"{n_rows} row is at most {PAPER_FEW_ROWS}"
     if n_rows >= PAPER_MANY_ROWS:
@@ -240,13 +248,14 @@ _warned: set[str] = set()
 
 
 def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    values: Values = NO_VALUES,
+) -> None:  # fmt: skip
     """Run a plan whose winner is FlashInfer; if FlashInfer does not work here, run the fallback in its place."""
     key = (plan.shape, plan.variant, q.device, cache.k_pages.stride(), cache.v_pages.stride())  # it may refuse these
     if key not in _failed:
         try:
-            return x_flashinfer.launch(q, cache, plan, scale, out, lse)
+            return x_flashinfer.launch(q, cache, plan, scale, out, lse, values)
         except BackendError as error:
             reason = str(error)
             if not isinstance(error.__cause__, torch.OutOfMemoryError):  # a lack of memory may pass
@@ -260,4 +269,4 @@ def launch(
     made = IN_ITS_PLACE.of(plan)
     if not made:
         made["plan"] = OWN[plan.fallback].plan(np.array(plan.lengths), plan.shape, gpu=plan.gpu)
-    OWN[plan.fallback].launch(q, cache, made["plan"], scale, out, lse)
+    OWN[plan.fallback].launch(q, cache, made["plan"], scale, out, lse, values=values)

@@ -28,10 +28,12 @@ from pkv._triton import INTERPRETED, launch_kernel, tl, triton
 from pkv.cache.paged import PagedKVCache
 from pkv.kernels.configs import next_power_of_two
 from pkv.kernels.launching import KernelArgs
+from pkv.kernels.masks import visible_tiles_of
 from pkv.kernels.merging import merge_items, merge_options
 from pkv.kernels.parts import Parts
-from pkv.kernels.tile import load_query, store_empty, store_state
+from pkv.kernels.tile import RowArgs, load_query, store_empty, store_state
 from pkv.plans.facts import Facts, Merging
+from pkv.plans.features import NO_VALUES, Values
 from pkv.plans.fields import Int32Array, Launch, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -56,7 +58,7 @@ def plan(
     """Plan the runs that the kernel will compute from these lengths; with dynamic=True they are upper bounds."""
     profile, tile, resident = sizes_for(gpu, tile, shape, "stream_k")
     n_programs = max(1, profile.n_sms * reading_programs(profile, resident) // shape.grid_heads) if len(lengths) else 0
-    items, program_items, row_items = cut_runs(lengths, n_programs, tile)
+    items, program_items, row_items = cut_runs(lengths, n_programs, tile, features=shape.features)
     return Plan(
         stage="stream_k",
         shape=shape,
@@ -82,7 +84,7 @@ def run_launches(row_items: npt.NDArray[np.int64], n_programs: int, dynamic: boo
 
 def fault_of_items(plan: Plan) -> str | None:
     """Say where the plan's items differ from those that the kernel finds; None if they agree."""
-    items, program_items, row_items = cut_runs(plan.lengths, plan.n_programs, plan.tile)
+    items, program_items, row_items = cut_runs(plan.lengths, plan.n_programs, plan.tile, features=plan.shape.features)
     if not np.array_equal(np.diff(plan.partial_offsets), row_items) or not np.array_equal(plan.items, items):
         return "its items are not the equal runs that the kernel cuts"
     if not np.array_equal(np.diff(plan.program_offsets), program_items) or plan.item_order is not None:
@@ -103,19 +105,20 @@ def stream_k_kernel(
     program = tl.program_id(0) // GRID_HEADS
     if SHAPE.EARLY_MERGE:
         tl.extra.cuda.gdc_launch_dependents()
-    total, share = find_share(cache.lengths, n_rows, n_programs, SHAPE, RULES)
+    total, share = find_share(cache, n_rows, n_programs, SHAPE, RULES)
     unit = program * share
     stop = tl.minimum(unit + share, total)
     if unit < stop:
-        row, before = find_row(cache.lengths, n_rows, unit, SHAPE, RULES)
+        row, before = find_row(cache, n_rows, unit, SHAPE, RULES)
         while unit < stop:
-            first, end, n_tiles, length, after = find_item(cache.lengths, row, before, unit, stop, SHAPE, RULES)
+            first, end, n_tiles, seen, length, after = find_item(cache, row, before, unit, stop, SHAPE, RULES)
             if first < end:
                 # Addresses that depend on the row's place are computed again for each row: kept from row to row, they
                 # would take a hundred registers.
                 head = tl.where(before >= 0, grid_head, 0)
                 query = load_query(q, row, head, SHAPE)
-                begin, stop_token = first * SHAPE.BLOCK_N, tl.minimum(end * SHAPE.BLOCK_N, length)
+                begin = (seen + first) * SHAPE.BLOCK_N
+                stop_token = tl.minimum((seen + end) * SHAPE.BLOCK_N, length)
                 out, lse = ATTEND(query, cache, row, head, begin, stop_token, qk_scale, SHAPE)
                 if (first == 0) & (end == n_tiles):
                     store_state(result, row, head, out, lse, SHAPE, False)
@@ -152,7 +155,7 @@ def merge_slices(
 
 @triton.jit(do_not_specialize=["n_rows", "n_programs"])
 def merge_runs_kernel(
-    lengths, partials, result, n_rows, n_programs,
+    rows, partials, result, n_rows, n_programs,
     SHAPE: tl.constexpr, RULES: tl.constexpr, MOST_ITEMS: tl.constexpr,
 ):  # fmt: skip
     """One program per (cut, KV head): the cut before run r splits at most one row; merge my slices of that row.
@@ -163,17 +166,18 @@ def merge_runs_kernel(
     GRID_HEADS: tl.constexpr = SHAPE.N_KV_HEADS * SHAPE.HEAD_BLOCKS
     grid_head = tl.program_id(0) % GRID_HEADS
     run = tl.program_id(0) // GRID_HEADS
-    total, share = find_share(lengths, n_rows, n_programs, SHAPE, RULES)
+    total, share = find_share(rows, n_rows, n_programs, SHAPE, RULES)
     unit = run * share
-    row, before = find_row(lengths, n_rows, unit, SHAPE, RULES)
+    row, before = find_row(rows, n_rows, unit, SHAPE, RULES)
     is_cut = (unit < total) & (unit > before + RULES.START_UNITS)
     first_run = ((before + RULES.START_UNITS) // share).to(tl.int32)
     n_items = 0
     if is_cut:
-        n_tiles = tl.cdiv(tl.load(lengths.ptr + row.to(tl.int64) * lengths.strides[0]), SHAPE.BLOCK_N)
+        length = tl.load(rows.lengths.ptr + row.to(tl.int64) * rows.lengths.strides[0])
+        _, n_tiles = visible_tiles_of(length, rows.masks, SHAPE)
         n_items = ((before + RULES.START_UNITS + n_tiles - 1) // share).to(tl.int32) - first_run + 1
     for other in range(run, n_rows, n_programs):
-        if tl.load(lengths.ptr + tl.cast(other, tl.int64) * lengths.strides[0]) <= 0:
+        if tl.load(rows.lengths.ptr + tl.cast(other, tl.int64) * rows.lengths.strides[0]) <= 0:
             store_empty(result, tl.cast(other, tl.int64), grid_head, SHAPE, False)
     if SHAPE.EARLY_MERGE:  # all work above needs no partial state, so it need not wait for the runs
         tl.extra.cuda.gdc_wait()
@@ -199,14 +203,6 @@ def launched_programs(plan: Plan) -> tuple[int, int]:
     return n_runs, min(plan.n_programs, max(n_runs, plan.n_rows))
 
 
-def arguments(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
-    parts: Parts | None = None,
-) -> KernelArgs:  # fmt: skip
-    """Make the arguments of both kernels, with room for two partial states per program."""
-    return KernelArgs(q, cache, plan, scale, out, lse, parts, n_partials=2 * plan.n_programs)
-
-
 def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
     """Make the function that decodes all runs, then merges the rows that are cut. It may be called any number of times.
 
@@ -223,12 +219,12 @@ def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
         launch_kernel(
             stream_k_kernel, n_runs,
             (args.q, args.cache, args.result, args.partials, *sizes, args.qk_scale, args.attend),
-            (args.shape, rules), args.signature, **args.options,
+            (args.shape, rules), args.signature, num_warps=args.num_warps,
         )  # fmt: skip
         if has_merge:
             launch_kernel(
                 merge_runs_kernel, n_mergers,
-                (args.cache.lengths, args.partials, args.result, *sizes),
+                (RowArgs(args.cache.lengths, args.cache.masks), args.partials, args.result, *sizes),
                 (args.shape, rules, most_items), args.signature, num_warps=1, **merge_options(args.shape),
             )  # fmt: skip
 
@@ -237,7 +233,7 @@ def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
 
 def launch(
     q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
-    parts: Parts | None = None,
+    parts: Parts | None = None, values: Values = NO_VALUES,
 ) -> None:  # fmt: skip
     """Run the plan once; see launcher."""
-    launcher(plan, cache.capacity)(arguments(q, cache, plan, scale, out, lse, parts))
+    launcher(plan, cache.capacity)(KernelArgs(q, cache, plan, scale, out, lse, parts, values))

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 
 from pkv.cache.paged import PagedKVCache, upload
-from pkv.cache.pool import csr_positions, last_page_lengths
+from pkv.cache.pool import csr_positions, last_page_lengths, pages_before
 from pkv.cards.known import resolve_gpu
 from pkv.plans.facts import Facts, Family, GridOrder
+from pkv.plans.features import NO_VALUES, Values
 from pkv.plans.fields import Int32Array, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -47,7 +48,7 @@ PLANNED_ON = "host"
 FACTS = Facts(family=Family.FLASHINFER, grid_order=GridOrder.ITEMS_FIRST)
 PARTS: tuple[str, ...] = ()
 WORKSPACE = 128 * 2**20  # bytes for partial states, as FlashInfer's documentation recommends
-WRAPPERS = Memory()  # for each plan: {(device, layout, columns, scale): {stream: Prepared}}
+WRAPPERS = Memory()  # for each plan: {(device, layout, columns, scale, values): {stream: Prepared}}
 ENQUEUE = threading.Lock()  # held from gathering the page ids to the kernel that reads them
 
 
@@ -102,8 +103,9 @@ def fault_of_items(plan: Plan) -> str | None:
 
 @torch.no_grad()
 def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor
-) -> None:
+    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+    values: Values = NO_VALUES,
+) -> None:  # fmt: skip
     """Run FlashInfer on the plan's rows. BackendError if it is missing, refuses the tensors, or fails."""
     require_gpu(q.device)
     if (fault := unfit(cache.k_pages, cache.v_pages, plan.variant)) is not None:
@@ -113,7 +115,7 @@ def launch(
     if not fits(q):
         q = q.clone(memory_format=torch.contiguous_format)
     target = out if out.is_contiguous() and fits(out) and out.dtype == q.dtype else q.new_empty(q.shape)
-    ready = prepare(plan, cache, scale)
+    ready = prepare(plan, cache, scale, values)
     with ENQUEUE, explained("run"):
         torch.take(cache.block_table, ready.positions, out=ready.indices)
         result, lse_base_2 = ready.wrapper.run(q, (cache.k_pages, cache.v_pages), out=target, return_lse=True)
@@ -141,14 +143,14 @@ class Prepared:
     empty_rows: torch.Tensor | None
 
 
-def prepare(plan: Plan, cache: PagedKVCache, scale: float) -> Prepared:
+def prepare(plan: Plan, cache: PagedKVCache, scale: float, values: Values) -> Prepared:
     """Return the plan's wrapper for caches like this one: made at the first launch, then kept with the plan.
 
     Each stream has its own wrapper, because a wrapper's buffers hold one launch at a time. A captured graph takes one
     that was made before.
     """
     device = cache.device
-    by_stream = WRAPPERS.of(plan).setdefault((device, cache.layout, cache.max_pages, scale), {})
+    by_stream = WRAPPERS.of(plan).setdefault((device, cache.layout, cache.max_pages, scale, values), {})
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     if is_capturing(device):
         if not by_stream:
@@ -161,12 +163,14 @@ def prepare(plan: Plan, cache: PagedKVCache, scale: float) -> Prepared:
         return cast(Prepared, made)
     if stream not in by_stream:
         with torch.inference_mode(False):  # tensors made in inference mode cannot be written outside of it
-            by_stream[stream] = _prepared(plan, cache, scale, stream)
+            by_stream[stream] = _prepared(plan, cache, scale, values, stream)
     return cast(Prepared, by_stream[stream])
 
 
-def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Prepared:
-    shape, device, lengths = plan.shape, cache.device, plan.lengths.astype(np.int64)
+def _prepared(plan: Plan, cache: PagedKVCache, scale: float, values: Values, stream: int) -> Prepared:
+    shape, device, window = plan.shape, cache.device, plan.shape.features.window
+    skipped = pages_before(plan.lengths, shape.page_size, window)  # FlashInfer is not given pages before the window
+    lengths = plan.lengths - skipped * shape.page_size
     module = imported()
     if isinstance(module, str):
         raise BackendError(f"stage 'flashinfer': {module}; or choose another stage")
@@ -174,7 +178,7 @@ def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Pre
     last_page_len = last_page_lengths(lengths, shape.page_size)  # FlashInfer takes none below 1; indptr says empty
     # on the host, where FlashInfer plans: it would have to wait for tensors on the GPU
     host_indptr, host_last = (torch.from_numpy(x.astype(np.int32)) for x in (indptr, last_page_len))
-    positions = upload(rows * cache.max_pages + columns, device)
+    positions = upload(rows * cache.max_pages + columns + skipped[rows], device)
     indices = torch.zeros(len(positions), dtype=torch.int32, device=device)
     with explained("plan"):
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
@@ -184,6 +188,7 @@ def _prepared(plan: Plan, cache: PagedKVCache, scale: float, stream: int) -> Pre
         wrapper.plan(
             host_indptr, indices, host_last, shape.n_q_heads, shape.n_kv_heads, shape.head_dim, shape.page_size,
             q_data_type=shape.dtype, kv_data_type=shape.kv_dtype, sm_scale=scale,
+            window_left=-1 if window is None else window - 1, logits_soft_cap=values.soft_cap,
         )  # fmt: skip
         held = wrapper._paged_kv_indices_buf  # pkv's tensor, or in a later version a copy of it
         if held.shape != indices.shape or held.dtype != indices.dtype or held.device != device:

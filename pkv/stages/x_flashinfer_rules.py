@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pkv.cache.pool import pages_before
 from pkv.kernels.configs import WARP_THREADS, resident_programs
 from pkv.plans.fields import Int32Array, Launch
 from pkv.plans.gpu import GpuProfile
@@ -94,11 +95,16 @@ def resident(shape: Shape, gpu: GpuProfile, kernel: str) -> int:
     return resident_programs(used, shared, -(-n_threads // WARP_THREADS), gpu.limits)
 
 
-def query_tiles(shape: Shape) -> int:
-    """Return the programs that share one KV head's group on tensor cores: tiles of 16, 64 or 128 query heads."""
+def query_tile(shape: Shape) -> int:
+    """Return the query heads that one program serves on tensor cores."""
     if shape.group <= 16:
-        return 1
-    return -(-shape.group // (128 if shape.group > 64 and shape.head_dim < 256 else 64))
+        return 16
+    return 128 if shape.group > 64 and shape.head_dim < 256 else 64
+
+
+def query_tiles(shape: Shape) -> int:
+    """Return the programs that share one KV head's group on tensor cores."""
+    return -(-shape.group // query_tile(shape))
 
 
 def pages_per_split(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: str) -> int | None:
@@ -109,6 +115,8 @@ def pages_per_split(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: 
     17
     """
     n_pages = -(-lengths.astype(np.int64) // shape.page_size)
+    if shape.features.window is not None and kernel == "tensor-core":
+        n_pages = np.minimum(n_pages, -(-(shape.features.window - 1 + query_tile(shape)) // shape.page_size))
     n_places = gpu.n_sms * resident(shape, gpu, kernel)
     room = n_places // shape.n_kv_heads
     if kernel == "cuda-core":
@@ -137,15 +145,16 @@ def split_items(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: str)
     >>> split_items(np.array([5, 300, 0]), Shape(32, 8, 128, 16, "float16"), gpu, "tensor-core").tolist()
     [[0, 0, 5], [1, 0, 128], [1, 128, 256], [1, 256, 300], [2, 0, 0]]
     """
+    skipped = pages_before(lengths, shape.page_size, shape.features.window) * shape.page_size
+    lengths = lengths.astype(np.int64) - skipped  # FlashInfer is not given pages before the window
     size = pages_per_split(lengths, shape, gpu, kernel)
-    lengths = lengths.astype(np.int64)
     n_tokens = max(int(lengths.max(initial=1)), 1) if size is None else size * shape.page_size
     row_items = np.maximum(-(-lengths // n_tokens), 1)
     rows = np.repeat(np.arange(len(lengths)), row_items)
     first = np.cumsum(row_items) - row_items
     begins = (np.arange(len(rows)) - first[rows]) * n_tokens
     ends = np.minimum(begins + n_tokens, lengths[rows])
-    return np.stack([rows, begins, ends], axis=1).astype(np.int32)
+    return np.stack([rows, begins + skipped[rows], ends + skipped[rows]], axis=1).astype(np.int32)
 
 
 def launches_of(row_items: npt.NDArray[np.int64]) -> tuple[Launch, ...]:

@@ -101,6 +101,9 @@ def _notes(plan: Plan) -> list[str]:
     ]
     if not plan.launches:
         notes = []
+    if plan.shape.features.window is not None:
+        window = count_of(plan.shape.features.window, "token")
+        notes.append(f"Window: a query sees its row's last {window}. Nothing before them is read (grey line).")
     if plan.dynamic:
         notes.append("The lengths drawn are upper bounds: the kernels read the true lengths when they run.")
     return notes
@@ -161,7 +164,12 @@ def _detailed_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
         y, middle = sheet.y, sheet.y + height / 2 + 4
         first, last = plan.partial_offsets[row : row + 2].tolist()
         sheet.row_name(LEFT - 8, middle, f"row {row}: {length:,}")
-        filled = [(i, b, e) for i, (_, b, e) in enumerate(plan.items[first:last].tolist(), first) if b < e]
+        seen_from = int(plan.spans[row, 0])
+        if seen_from:
+            sheet.line(axis.x(0), y + height / 2, axis.x(seen_from), y + height / 2, GREY)
+        filled = [
+            (i, max(b, seen_from), e) for i, (_, b, e) in enumerate(plan.items[first:last].tolist(), first) if b < e
+        ]
         if len(filled) > 1 and (filled[-1][2] - filled[0][1]) * axis.scale < 4 * len(filled):
             x = axis.x(filled[0][1])
             width = axis.x(filled[-1][2]) - x
@@ -204,11 +212,14 @@ def _plain_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
     bounds = []
     step = next(s for s in (1, 2, 4, 8, 16, 32, 64) if s * pitch >= 14)
     for row, length in enumerate(plan.lengths.tolist()):
-        y, x_end = sheet.y, axis.x(length)
+        y, x_begin, x_end = sheet.y, axis.x(int(plan.spans[row, 0])), axis.x(length)
+        if x_begin > LEFT:
+            sheet.line(LEFT, y + height / 2, x_begin, y + height / 2, GREY)
         if row % step == 0:
             sheet.text(LEFT - 8, y + min(height, 8) + 2, f"row {row}: {length:,}", size=SMALL, anchor="end")
         sheet.shapes.append(
-            f'<path d="M{LEFT} {y:.5g}H{x_end:.5g}v{height:.3g}H{LEFT}z" fill="{PALETTE[0]}" fill-opacity=".6"/>'
+            f'<path d="M{x_begin:.5g} {y:.5g}H{x_end:.5g}v{height:.3g}H{x_begin:.5g}z" '
+            f'fill="{PALETTE[0]}" fill-opacity=".6"/>'
         )
         begins = plan.items[plan.partial_offsets[row] : plan.partial_offsets[row + 1]]
         begins = begins[begins[:, 1] < begins[:, 2], 1]
@@ -224,12 +235,13 @@ def _plain_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
 
 def _grouped_rows(sheet: Sheet, plan: Plan, axis: Axis) -> None:
     size = -(-plan.n_rows // MOST_BANDS)
-    groups = [plan.lengths[first : first + size] for first in range(0, plan.n_rows, size)]
+    groups = [plan.spans[first : first + size] for first in range(0, plan.n_rows, size)]
     pitch = max(2.0, 480 / len(groups))
     for number, group in enumerate(groups):
-        for length, opacity in ((group.max(), 0.3), (group.min(), 0.5)):
+        for (begin, end), opacity in ((group[group[:, 1].argmax()], 0.3), (group[group[:, 1].argmin()], 0.5)):
+            left, right = axis.x(int(begin)), axis.x(int(end))
             sheet.shapes.append(
-                f'<path d="M{LEFT} {sheet.y:.5g}H{axis.x(int(length)):.5g}v{pitch:.3g}H{LEFT}z" '
+                f'<path d="M{left:.5g} {sheet.y:.5g}H{right:.5g}v{pitch:.3g}H{left:.5g}z" '
                 f'fill="{PALETTE[0]}" fill-opacity="{opacity}"/>'
             )
         if number % 8 == 0:

@@ -70,7 +70,7 @@ def cells_of(plan: Plan, n_splits: int) -> Cells:
     column = np.arange(plan.n_items) - plan.partial_offsets[row]
     tokens = np.zeros((plan.n_rows, n_splits), dtype=np.int64)
     is_empty = np.zeros((plan.n_rows, n_splits), dtype=bool)
-    tokens[row, column] = plan.items[:, 2] - plan.items[:, 1]
+    tokens[row, column] = plan.item_tokens
     is_empty[row, column] = plan.items[:, 1] >= plan.items[:, 2]
     return Cells(tokens, is_empty)
 

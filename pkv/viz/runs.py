@@ -76,7 +76,7 @@ def lanes_of(plan: Plan) -> list[Lane]:
 
 def _runs_of(plan: Plan) -> list[Lane]:
     """The equal runs, as stream_k cuts them."""
-    n_tiles, units, share = line_of(plan.lengths, plan.n_programs, plan.tile)
+    n_tiles, units, share = line_of(plan.lengths, plan.n_programs, plan.tile, features=plan.shape.features)
     total, ends = int(units.sum()), np.cumsum(units)
     lanes = []
     for run in range(-(-total // share)):

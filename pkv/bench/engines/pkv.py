@@ -21,6 +21,7 @@ from pkv.decoding import plan as plan_step
 from pkv.kernels.parts import Parts
 from pkv.kernels.uploads import uploaded
 from pkv.plans.facts import Family
+from pkv.plans.features import NO_VALUES
 from pkv.plans.plan import Plan
 from pkv.stages import STAGES, x_flashinfer
 from pkv.stages.options import options_of
@@ -94,9 +95,9 @@ def planned(stage: str, options: dict[str, Any], batch: Batch, parts: Parts | No
 def with_its_arrays_there(made: Plan, batch: Batch) -> Plan:
     """The plan, when what its kernels read of it is on the GPU: else the first layer would wait for that."""
     if made.family is Family.FLASHINFER:
-        x_flashinfer.prepare(made, batch.cache, resolve_scale(None, batch.shape.head_dim))
+        x_flashinfer.prepare(made, batch.cache, resolve_scale(None, batch.shape.head_dim), NO_VALUES)
     else:
-        uploaded(made, "items", batch.q.device)  # all its arrays go in one copy
+        uploaded(made, batch.q.device)
     return made
 
 

@@ -25,8 +25,10 @@ from triton.compiler import ASTSource
 
 from pkv.kernels.configs import ConfigKey, TileConfig, choose_config, every_key
 from pkv.kernels.launching import kernel_shape
+from pkv.kernels.masks import Masks
 from pkv.kernels.merging import merge_kernel, merge_sizes
-from pkv.kernels.tile import CacheArgs, StateArgs, Strided, attend_tokens
+from pkv.kernels.tile import CacheArgs, RowArgs, StateArgs, Strided, attend_tokens
+from pkv.plans.features import PLAIN, Features
 from pkv.plans.gpu import DEFAULT_TILE, GpuProfile
 from pkv.plans.shape import Shape
 from pkv.stages.s1_split_kv import split_kv_kernel
@@ -91,7 +93,7 @@ def compile_entry(
     q, result, partials = rows_of(shape)
     arguments = {
         "q": q,
-        "cache": CacheArgs(pages, pages, Strided("*i32", ("i32", "constexpr")), LENGTHS),
+        "cache": CacheArgs(pages, pages, Strided("*i32", ("i32", "constexpr")), LENGTHS, masks_of(shape)),
         "result": result,
         "partials": partials,
         **OWN_ARGUMENTS[kernel],
@@ -113,7 +115,13 @@ def compile_merge(shape: Shape, config: TileConfig, arch: int, kernel: str) -> C
         arguments = {"partials": partials, "result": result, **OFFSETS, "row_ids": None, "n_splits": "i32"}
         constants = {"SHAPE": sizes, "BLOCK_S": block_s, "DIM_BLOCKS": dim_blocks}
         return compile_kernel(merge_kernel, arguments, constants, arch, num_warps=num_warps)
-    arguments = {"lengths": LENGTHS, "partials": partials, "result": result, "n_rows": "i32", "n_programs": "i32"}
+    arguments = {
+        "rows": RowArgs(LENGTHS, masks_of(shape)),
+        "partials": partials,
+        "result": result,
+        "n_rows": "i32",
+        "n_programs": "i32",
+    }
     constants = {"SHAPE": sizes, "RULES": RULES, "MOST_ITEMS": STATES}
     return compile_kernel(merge_runs_kernel, arguments, constants, arch, num_warps=1)
 
@@ -123,6 +131,12 @@ def rows_of(shape: Shape) -> tuple[Strided, StateArgs, StateArgs]:
     rows = Strided(TRITON_TYPES[shape.dtype], ("i32", "i32", "constexpr"))
     lse = Strided("*fp32", ("i32", "constexpr"))
     return rows, StateArgs(rows, lse), StateArgs(Strided("*fp32", ("i32", "i32", "constexpr")), lse)
+
+
+def masks_of(shape: Shape) -> Masks:
+    """The masks of the shape's features, as types."""
+    features = shape.features
+    return Masks(None if features.window is None else "i32", "fp32" if features.soft_cap else None)
 
 
 def compile_kernel(
@@ -148,9 +162,7 @@ def compile_kernel(
 
     for index, (name, entry) in enumerate(arguments.items()):
         visit((index,), entry, name not in UNSPECIALIZED and name not in odd)
-    signature = {name: entry or "constexpr" for name, entry in arguments.items()} | dict.fromkeys(
-        constants, "constexpr"
-    )
+    signature = {name: typed(entry) for name, entry in arguments.items()} | dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, signature, known, attributes)
     made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     ptx = made.asm["ptx"]
@@ -164,6 +176,13 @@ def compile_kernel(
         tensor_ops=len(re.findall(r"mma\.sync|wgmma\.mma", ptx)),
         ptx=hash_of(ptx, kernel.fn.__name__),
     )
+
+
+def typed(entry: Any) -> Any:
+    """Return an argument's type, in which Triton takes what is left out for a constant."""
+    if isinstance(entry, tuple):
+        return type(entry)(*map(typed, entry)) if hasattr(entry, "_fields") else tuple(map(typed, entry))
+    return entry or "constexpr"
 
 
 def hash_of(ptx: str, name: str) -> str:
@@ -194,18 +213,19 @@ def resource_usage(cubin: bytes) -> tuple[int, int]:
     return found["REG"], found["STACK"] + found["LOCAL"]
 
 
-def representative(key: ConfigKey, page_size: int = 16) -> Shape:
+def representative(key: ConfigKey, page_size: int = 16, features: Features = PLAIN) -> Shape:
     """A shape whose configuration has this key; figures depend on nothing else."""
     dtype = {2: torch.float16, 4: torch.float32}[key.itemsize]
     group = {1: 4, 8: 4, 16: 16, 32: 32}[key.block_h]
-    return Shape(8 * group, 8, key.block_d, page_size, dtype)
+    return Shape(8 * group, 8, key.block_d, page_size, dtype, features=features)
 
 
 def compile_key(
-    key: ConfigKey, arch: int, aligned: bool = True, kernel: str = "split_kv", page_size: int = 16
-) -> Compiled:
+    key: ConfigKey, arch: int, aligned: bool = True, kernel: str = "split_kv", page_size: int = 16,
+    features: Features = PLAIN,
+) -> Compiled:  # fmt: skip
     """Compile the configuration that planning chooses for `key` on compute capability `arch`."""
-    shape = representative(key, page_size)
+    shape = representative(key, page_size, features)
     config = choose_config(shape, GpuProfile("", arch, 1), key.tile, aligned)
     if kernel in MERGES:
         return compile_merge(shape, config, arch, kernel)

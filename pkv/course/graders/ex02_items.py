@@ -22,7 +22,7 @@ def n_empty(bounds: Bounds) -> int:
 
 def of_split_kv(lengths: list[int], n_splits: int, tile: int) -> int:
     """Empty items by split_kv's bounds: the library's own."""
-    items = split_items(np.array(lengths, dtype=np.int64), max(lengths, default=0), n_splits, tile)
+    items = split_items(np.array(lengths, dtype=np.int64), n_splits, tile)
     return n_empty([(begin, end) for _, begin, end in items.tolist()])
 
 
