@@ -15,7 +15,7 @@ from pkv import PagedKVCache, Shape, merge
 from pkv._triton import INTERPRETED, tl, triton
 from pkv.cards.known import load_gpu
 from pkv.kernels.configs import choose_config
-from pkv.kernels.launching import cache_args, kernel_shape, strided
+from pkv.kernels.launching import kernel_cache, kernel_shape, strided
 from pkv.tile import LOG2_E, StateArgs, attend_tokens, load_query, store_state
 
 Item = tuple[int, int, int]  # row, and the tokens begin:end of it
@@ -124,16 +124,16 @@ def decode_queue(
     """
     raise NotImplementedError("ex03_4: write queue_kernel (about 10 lines), then delete this line")
     shape = Shape.of(q, cache)
-    cache_arguments, aligned, _ = cache_args(cache)
-    config = choose_config(shape, load_gpu("rtx3060"), TILE, aligned)
+    known = kernel_cache(cache)
+    config = choose_config(shape, load_gpu("rtx3060"), TILE, known.aligned)
     out, lse = empty_states(len(q), q, q.dtype)
     partial_out, partial_lse = empty_states(len(items), q, torch.float32)
     if order:
         queue_kernel[(len(order) * shape.grid_heads,)](
-            strided(q), cache_arguments,
+            strided(q), known.args,
             StateArgs(strided(out), strided(lse)), StateArgs(strided(partial_out), strided(partial_lse)),
             on_device(offsets, q), on_device(items, q), on_device(order, q), shape.head_dim**-0.5 * LOG2_E,
-            kernel_shape(shape, config, aligned, INTERPRETED, False), num_warps=config.num_warps,
+            kernel_shape(shape, config, known.aligned, INTERPRETED, False), num_warps=config.num_warps,
         )  # fmt: skip
     for row, (first, last) in enumerate(itertools.pairwise(offsets)):
         if last - first > 1:

@@ -140,7 +140,9 @@ def nan_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
     assert torch.empty(3).isnan().all()
+    assert torch.ones(1).new_empty(3).isnan().all()
 
 
 @pytest.fixture

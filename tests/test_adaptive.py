@@ -170,7 +170,7 @@ def asked(monkeypatch, answer):
     """Let FlashInfer's launch answer so; returns the plans that it was asked to run."""
     plans = []
 
-    def launch(q, cache, plan, scale, out, lse):
+    def launch(q, cache, plan, scale, out, lse, values=None):
         plans.append(plan)
         if isinstance(answer, Exception):
             raise answer
@@ -231,7 +231,7 @@ def test_another_shape_or_layout_is_tried_for_itself(monkeypatch, forgetful):
 
 
 def test_a_half_written_result_is_written_again(monkeypatch, forgetful):
-    def launch(q, cache, plan, scale, out, lse):
+    def launch(q, cache, plan, scale, out, lse, values=None):
         out.fill_(torch.nan)
         lse.fill_(torch.nan)
         raise BackendError("fell over at run")

@@ -115,26 +115,26 @@ def test_a_stage_in_flashinfers_place_has_its_own_counters(capsys):
     )  # fmt: skip
 
 
-def off_by_a_little(q, cache, plan, scale, out, lse):
+def off_by_a_little(q, cache, plan, scale, out, lse, values=None):
     pkv.STAGES["reference"].launch(q, cache, plan, scale, out, lse)
     out[-1, -1, -1] += 0.1
 
 
-def nan(q, cache, plan, scale, out, lse):
+def nan(q, cache, plan, scale, out, lse, values=None):
     pkv.STAGES["reference"].launch(q, cache, plan, scale, out, lse)
     out[0, 0, 0] = torch.nan
 
 
-def wrong_lse(q, cache, plan, scale, out, lse):
+def wrong_lse(q, cache, plan, scale, out, lse, values=None):
     pkv.STAGES["reference"].launch(q, cache, plan, scale, out, lse)
     lse[0, 0] += 0.01
 
 
-def nothing(q, cache, plan, scale, out, lse):
+def nothing(q, cache, plan, scale, out, lse, values=None):
     lse.fill_(-torch.inf)
 
 
-def crash(q, cache, plan, scale, out, lse):
+def crash(q, cache, plan, scale, out, lse, values=None):
     raise RuntimeError("the kernel\nfell over")
 
 

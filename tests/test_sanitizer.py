@@ -32,6 +32,13 @@ WATCHED = [
     for dtype in (torch.float32, (torch.float16, torch.bfloat16)[number % 2])
 ]
 
+WINDOWED = [
+    (Case("windows", [100, 0, 7, 300, 64], page_size=page_size), dtype, window)
+    for page_size, dtype, window in (
+        (4, torch.float16, 33), (16, torch.float32, 20), (64, torch.bfloat16, 1), (1, torch.float32, 100),
+    )
+]  # fmt: skip
+
 
 def watched(stages: list[str]) -> int:
     """Decode every batch with these stages; how many results were right.
@@ -46,6 +53,15 @@ def watched(stages: list[str]) -> int:
             q, cache = batch(case, dtype)
             wanted, _ = pkv.decode(q, cache, stage="reference", return_lse=True)
             out, _ = pkv.decode(q, cache, stage=stage, return_lse=True, **known(stage, case.options))
+            torch.testing.assert_close(out, wanted, atol=0.03, rtol=0.03)
+            n_right += 1
+        for case, dtype, window in WINDOWED:
+            q, cache = batch(case, dtype)
+            for row, length in enumerate(case.lengths):  # pages before the window are gone
+                cache.block_table[row, : max(0, length - window) // case.page_size] = -1
+            features = {"window": window, "soft_cap": 5.0, "return_lse": True}
+            wanted, _ = pkv.decode(q, cache, stage="reference", **features)
+            out, _ = pkv.decode(q, cache, stage=stage, **features)
             torch.testing.assert_close(out, wanted, atol=0.03, rtol=0.03)
             n_right += 1
     return n_right
@@ -112,7 +128,7 @@ def test_a_planted_fault_is_found(tool):
 def test_nothing_is_found(stage, tool):
     done = under(tool, stage)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    assert f"{len(WATCHED)} right" in done.stdout
+    assert f"{len(WATCHED) + len(WINDOWED)} right" in done.stdout
     assert "ERROR SUMMARY: 0 errors" in done.stdout or "RACECHECK SUMMARY: 0 hazards" in done.stdout
 
 

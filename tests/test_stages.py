@@ -716,13 +716,14 @@ def decode_with_far_partials():
             out, lse = (type(self.q)(x, x.stride()) for x in (buffer, lse_buffer))
             self.partials = StateArgs(out, lse)
 
-        @property
-        def partial_offsets(self):
-            return super().partial_offsets + first
+    def far_uploads(plan, device, uploaded=s1_split_kv.uploaded):
+        there = uploaded(plan, device)
+        there.arrays = there.arrays | {"partial_offsets": there.arrays["partial_offsets"] + first}
+        return there
 
     q, cache = batch(Case("far", [40, 17], n_q_heads=48, n_kv_heads=2, head_dim=256))
     want = decode(q, cache, "length_buckets", splits=3)
-    s1_split_kv.KernelArgs = FarArgs
+    s1_split_kv.KernelArgs, s1_split_kv.uploaded = FarArgs, far_uploads
     got = decode(q, cache, "length_buckets", splits=3)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
     assert buffer[first, 0].abs().sum() > 0, "the far buffer was not used"

@@ -171,9 +171,8 @@ for memory in (outs, lses):
 given = args.q, args.cache, args.result, args.partials
 constants = args.attend, args.shape
 grid = (plan.n_programs * toy.n_kv_heads,)
-row_local_kernel[grid](
-    *given, plan.n_items, args.qk_scale, *constants, num_warps=args.num_warps
-)
+options = {"num_warps": args.num_warps}
+row_local_kernel[grid](*given, plan.n_items, args.qk_scale, *constants, **options)
 for (_, begin, end), out, lse in zip(plan.items.tolist(), outs[:, 0, 0], lses[:, 0]):
     words = f"lse ln {lse.exp():.3g}" if begin < end else f"lse {lse:g}"
     print(f"split {begin:>2}:{end:<2}  out {out:<5g}  {words}")

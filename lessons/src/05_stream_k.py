@@ -204,7 +204,7 @@ def walk(lengths, program, n_programs, tile=16):
 check("ex05_3")
 
 # %% [markdown]
-# And in the kernel (`pkv/stages/s5_stream_k_runs.py`), the part that says what a run has of a row:
+# And in the kernel (`pkv/stages/s5_stream_k_runs.py`), the part that says what a run has of a row. (`seen` is the row's first tile; only a window makes it more than 0.)
 
 # %%
 from pkv.stages.s5_stream_k_runs import find_item, find_row, find_share
@@ -221,6 +221,7 @@ from typing import NamedTuple
 
 from pkv._triton import tl, triton
 from pkv.kernels.launching import strided
+from pkv.kernels.tile import RowArgs
 
 
 class Tile(NamedTuple):
@@ -230,18 +231,16 @@ class Tile(NamedTuple):
 
 
 @triton.jit
-def list_items(
-    lengths, found, n_rows, n_programs, SHAPE: tl.constexpr, RULES: tl.constexpr
-):
+def list_items(rows, found, n_rows, n_programs, SHAPE: tl.constexpr, RULES: tl.constexpr):
     program = tl.program_id(0)
-    total, share = find_share(lengths, n_rows, n_programs, SHAPE, RULES)
+    total, share = find_share(rows, n_rows, n_programs, SHAPE, RULES)
     unit = program * share
     stop = tl.minimum(unit + share, total)
     if unit < stop:
-        row, before = find_row(lengths, n_rows, unit, SHAPE, RULES)
+        row, before = find_row(rows, n_rows, unit, SHAPE, RULES)
         while unit < stop:
-            first, end, _, length, after = find_item(
-                lengths, row, before, unit, stop, SHAPE, RULES
+            first, end, _, _, length, after = find_item(
+                rows, row, before, unit, stop, SHAPE, RULES
             )
             place = found + (program * n_rows + row) * 2
             tl.store(place, first * SHAPE.BLOCK_N, mask=first < end)
@@ -255,7 +254,7 @@ def by_kernel(lengths, n_programs):
     """The items of each program, as the kernel's functions find them."""
     n_rows = len(lengths)
     found = torch.full((n_programs, n_rows, 2), -1, dtype=torch.int32)
-    on_gpu = strided(torch.tensor(lengths, dtype=torch.int32))
+    on_gpu = RowArgs(strided(torch.tensor(lengths, dtype=torch.int32)))
     list_items[(n_programs,)](on_gpu, found, n_rows, n_programs, Tile(), RULES)
     return [
         [(row, *found[p, row].tolist()) for row in range(n_rows) if found[p, row, 0] >= 0]
