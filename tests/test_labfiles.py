@@ -2,23 +2,29 @@
 
 import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("jupyter_server", reason="the lessons extra brings it")
-
-from ipykernel.ipkernel import IPythonKernel
 from lessonfiles import judged_text
 from test_lessons import NAMES, ROOT
 
-from pkv.course.labfiles import STORED, LessonFiles
+
+@pytest.fixture(scope="module")
+def lab():
+    """What these tests alone need of Jupyter: its import takes seconds, which every process would spend to collect."""
+    pytest.importorskip("jupyter_server", reason="the lessons extra brings it")
+    from ipykernel.ipkernel import IPythonKernel
+
+    from pkv.course.labfiles import STORED, LessonFiles
+
+    return SimpleNamespace(LessonFiles=LessonFiles, stored=STORED, language=IPythonKernel.language_info)
 
 
 @pytest.fixture
-def files(tmp_path, monkeypatch):
+def files(lab, tmp_path, monkeypatch):
     """The files of tmp_path as JupyterLab sees them; what a server has signed is in there too."""
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
-    return LessonFiles(root_dir=str(tmp_path))
+    return lab.LessonFiles(root_dir=str(tmp_path))
 
 
 def language_of(model):
@@ -26,19 +32,19 @@ def language_of(model):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lesson_reads_as_its_kernel_would_complete_it_and_is_saved_as_it_was(files, tmp_path, name):
+def test_a_lesson_reads_as_its_kernel_would_complete_it_and_is_saved_as_it_was(lab, files, tmp_path, name):
     path = tmp_path / "lesson.ipynb"
     path.write_text(judged_text(ROOT, name), encoding="utf-8")
     before = path.read_bytes()
     model = asyncio.run(files.get("lesson.ipynb"))
-    assert language_of(model) == IPythonKernel.language_info
+    assert language_of(model) == lab.language
     asyncio.run(files.save(json.loads(json.dumps(model, default=str)), "lesson.ipynb"))
     assert path.read_bytes() == before
 
 
-def test_a_notebook_that_says_more_goes_on_saying_it(files, tmp_path):
+def test_a_notebook_that_says_more_goes_on_saying_it(lab, files, tmp_path):
     others = {"name": "python", "version": "2.7.18"}
-    for stored in (others, dict(IPythonKernel.language_info), {"name": "julia"}):
+    for stored in (others, dict(lab.language), {"name": "julia"}):
         text = json.dumps({"cells": [], "metadata": {"language_info": stored}, "nbformat": 4, "nbformat_minor": 5})
         (tmp_path / "mine.ipynb").write_text(text)
         model = asyncio.run(files.get("mine.ipynb"))
@@ -47,12 +53,12 @@ def test_a_notebook_that_says_more_goes_on_saying_it(files, tmp_path):
         assert json.loads((tmp_path / "mine.ipynb").read_text())["metadata"]["language_info"] == stored
 
 
-def test_files_that_are_no_notebook_and_new_ones_are_as_ever(files, tmp_path):
+def test_files_that_are_no_notebook_and_new_ones_are_as_ever(lab, files, tmp_path):
     (tmp_path / "mine.py").write_text("1\n")
     assert asyncio.run(files.get("mine.py"))["content"] == "1\n"
     assert asyncio.run(files.get("", content=False))["type"] == "directory"
     asyncio.run(files.save({"type": "file", "format": "text", "content": "2\n"}, "mine.py"))
     assert (tmp_path / "mine.py").read_text() == "2\n"
-    content = {"cells": [], "metadata": {"language_info": STORED}, "nbformat": 4, "nbformat_minor": 5}
+    content = {"cells": [], "metadata": {"language_info": lab.stored}, "nbformat": 4, "nbformat_minor": 5}
     asyncio.run(files.save({"type": "notebook", "content": content}, "new.ipynb"))
-    assert json.loads((tmp_path / "new.ipynb").read_text())["metadata"]["language_info"] == STORED
+    assert json.loads((tmp_path / "new.ipynb").read_text())["metadata"]["language_info"] == lab.stored
