@@ -87,6 +87,17 @@ def found(records) -> Calibration:
     return calibrate(records, CARD)
 
 
+@pytest.fixture
+def fitted(records, found, monkeypatch) -> None:
+    """The command finds what `found` is, without another fit: a test that takes this proves what is done with it."""
+
+    def same(asked, card):
+        assert asked.timings == records.timings, "other times want a fit"
+        return dataclasses.replace(found, profile=dataclasses.replace(found.profile, name=card.name))
+
+    monkeypatch.setattr(command, "calibrate", same)
+
+
 # --- the fit
 
 
@@ -106,6 +117,7 @@ def test_costs_that_are_known_come_back(found):
     assert found.profile.name == "card"
 
 
+@pytest.mark.slow
 def test_where_a_fit_ends_is_not_decided_by_rounding(monkeypatch):
     """Times, and where the fit begins, moved as another processor's sums move them, and far more.
 
@@ -239,7 +251,14 @@ def test_another_tile_is_taken_only_where_it_gains_more_than_the_noise():
 GAIN_OF_32 = {16: 1.0, 32: 0.9, 64: 0.95}
 
 
-@pytest.mark.parametrize(("loads", "before"), [(LOADS, 32), *((QUICK_LOADS, tile) for tile in TILES)])
+@pytest.mark.parametrize(
+    ("loads", "before"),
+    [
+        pytest.param(QUICK_LOADS, 64, id="quick-64"),
+        *(pytest.param(QUICK_LOADS, tile, marks=pytest.mark.slow, id=f"quick-{tile}") for tile in TILES if tile != 64),
+        pytest.param(LOADS, 32, marks=pytest.mark.slow, id="all-32"),
+    ],
+)
 def test_calibrating_again_finds_the_same_whatever_tile_the_profile_has_by_then(loads, before):
     """What is timed names its tile, in two sweeps; there are times enough of the best one to fit, --quick too."""
     card = dataclasses.replace(CARD, tile=before)
@@ -410,7 +429,7 @@ def test_from_records_to_a_profile_that_is_used(cache, file, capsys, found):
     assert fields["costs_source"]["errors"] == found.errors()
 
 
-def test_json_holds_all_of_it(cache, file, capsys, found):
+def test_json_holds_all_of_it(cache, file, capsys, found, fitted):
     assert execute("--from", file, "--json", "--name", "mine") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["file"] == str(cache / "gpus" / "mine.json")
@@ -420,7 +439,9 @@ def test_json_holds_all_of_it(cache, file, capsys, found):
     assert {entry["route"] for entry in told["regret"]} >= {"policy cost", "policy paper"}
 
 
-def test_a_profile_says_the_command_as_it_was_typed_without_folders_of_this_machine(cache, file, monkeypatch, capsys):
+def test_a_profile_says_the_command_as_it_was_typed_without_folders_of_this_machine(
+    cache, file, fitted, monkeypatch, capsys
+):
     def said(*words):
         assert execute(*words, "--json") == 0
         source = json.loads(capsys.readouterr().out)["costs_source"]
@@ -435,7 +456,7 @@ def test_a_profile_says_the_command_as_it_was_typed_without_folders_of_this_mach
     )  # fmt: skip
 
 
-def test_out_keeps_what_a_shipped_profile_says(cache, file, tmp_path, capsys, found):
+def test_out_keeps_what_a_shipped_profile_says(cache, file, tmp_path, capsys, found, fitted):
     out = tmp_path / "h200.json"
     before = json.loads((Path(pkv.__file__).parent / "data" / "gpus" / "h200.json").read_text())
     out.write_text(json.dumps(before | {"costs": {"old": 1}, "tile": 64}))
@@ -483,7 +504,7 @@ def test_what_cannot_be_calibrated_is_one_line(cache, file, tmp_path, records):
 
 
 @pytest.mark.parametrize("title", ["NVIDIA \u00c4100", "GPU (engineering sample)", "\u5361"])
-def test_a_card_of_any_title_gets_a_profile(cache, tmp_path, records, capsys, title):
+def test_a_card_of_any_title_gets_a_profile(cache, tmp_path, records, fitted, title):
     path = tmp_path / "odd.jsonl"
     odd = dataclasses.replace(run_on(), gpu={"title": title, "arch": 90, "n_sms": 132})
     append(path, [odd, *records.loads.values(), *records.timings], "r1")
@@ -494,7 +515,7 @@ def test_a_card_of_any_title_gets_a_profile(cache, tmp_path, records, capsys, ti
     assert gpu_for(title, 90, 132) == load_gpu(name)
 
 
-def test_the_command_that_is_printed_can_be_typed(cache, file, tmp_path, capsys):
+def test_the_command_that_is_printed_can_be_typed(cache, file, fitted, tmp_path, capsys):
     """Of a file with spaces in its name, and of one whose name is a shipped profile's."""
     for out, name in ((tmp_path / "Out Dir (x).json", "out-dir-x"), (tmp_path / "h200.json", "my-h200")):
         times = file.rename(tmp_path / f"times of {name}.jsonl")
