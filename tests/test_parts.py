@@ -185,24 +185,39 @@ def assert_accurate(q, cache, out, lse):
     assert accuracy.ok, accuracy
 
 
+def in_turn(stages):
+    """(stage, dtype) for all of both; fast are each stage with one dtype, and each dtype with one stage or two: parts
+    see the dtype in the tile loop and the merge, which the stages share.
+    """
+    slow, dtypes = pytest.mark.slow, list(DTYPES)
+    return [
+        pytest.param(stage, dtype, marks=[] if number % len(dtypes) == place else [slow], id=f"{stage}-{dtype}")
+        for number, stage in enumerate(stages)
+        for place, dtype in enumerate(dtypes)
+    ]
+
+
 # --- the tile loop ---
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("stage", OPTIONS)
+@pytest.mark.parametrize(("stage", "dtype"), in_turn(OPTIONS))
 def test_a_copy_of_our_tile_loop_gives_the_same_bits(stage, dtype, nan_memory):
     q, cache = batch(CASE, DTYPES[dtype])
     assert_equal(decode(q, cache, stage), decode(q, cache, stage, pkv.Parts(attend_tokens=copied)))
 
 
+@pytest.mark.parametrize(("stage", "dtype"), in_turn(OPTIONS))
+def test_a_tile_loop_written_anew_is_right(stage, dtype, nan_memory):
+    assert_anew_is_right(stage, batch(CASE, DTYPES[dtype]))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("stage", "case"),
-    [*((stage, CASE) for stage in OPTIONS), ("split_kv", Case("head-dim-20-page-4", [37, 0, 3], 4, 6, 2, 20))],
-    ids=[*OPTIONS, "split_kv-head-dim-20-page-4"],
-)
-def test_a_tile_loop_written_anew_is_right(stage, dtype, case, nan_memory):
-    q, cache = batch(case, DTYPES[dtype])
+def test_a_tile_loop_written_anew_is_right_for_odd_head_dims_and_pages(dtype, nan_memory):
+    assert_anew_is_right("split_kv", batch(Case("head-dim-20-page-4", [37, 0, 3], 4, 6, 2, 20), DTYPES[dtype]))
+
+
+def assert_anew_is_right(stage, inputs):
+    q, cache = inputs
     negative, lse = decode(q, cache, stage, pkv.Parts(attend_tokens=written_anew))
     assert_accurate(q, cache, -negative, lse)
 
@@ -228,12 +243,17 @@ def test_ours_is_back_as_soon_as_no_part_is_named():
 # --- the merge ---
 
 
-@pytest.mark.parametrize(
-    ("merge", "dtype"), [*((merge_in_torch, dtype) for dtype in DTYPES), (merge_in_triton, "fp16")],
-    ids=[*DTYPES, "triton-fp16"],
-)  # fmt: skip
+@pytest.mark.parametrize(("stage", "dtype"), in_turn(MERGED))
+def test_a_merge_of_ones_own_is_right(stage, dtype, nan_memory):
+    assert_merge_is_right(stage, merge_in_torch, dtype)
+
+
 @pytest.mark.parametrize("stage", MERGED)
-def test_a_merge_of_ones_own_is_right(stage, merge, dtype, nan_memory):
+def test_a_merge_that_is_a_kernel_of_ones_own_is_right(stage, nan_memory):
+    assert_merge_is_right(stage, merge_in_triton, "fp16")
+
+
+def assert_merge_is_right(stage, merge, dtype):
     q, cache = batch(CASE, DTYPES[dtype])
     target = torch.full((q.shape[1], *q.shape[::2]), math.nan, dtype=q.dtype, device=DEVICE).movedim(0, 1)  # strided
     out, lse = decode(q, cache, stage, pkv.Parts(merge=merge), out=target)

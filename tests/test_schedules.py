@@ -99,8 +99,18 @@ def test_the_queue_holds_only_tokens():
     assert plan("workqueue", [5, 40, 0], splits=2, ordering="longest_first").item_order.tolist() == [2, 1, 0]
 
 
-@pytest.mark.parametrize("splits", [1, 2, 7, 17])  # the merge of 17 states has another block than that of 16
-@pytest.mark.parametrize(("drop_empty", "ordering"), [(False, None), (True, None), (True, "longest_first")])
+# The merge of 17 states has another block than that of 16. Fast are each way to queue, and each number of splits.
+@pytest.mark.parametrize(
+    ("drop_empty", "ordering", "splits"),
+    [
+        *((False, None, splits) for splits in (1, 2)),
+        (True, None, 7),
+        *((True, "longest_first", splits) for splits in (1, 17)),
+        *(pytest.param(False, None, splits, marks=pytest.mark.slow) for splits in (7, 17)),
+        *(pytest.param(True, None, splits, marks=pytest.mark.slow) for splits in (1, 2, 17)),
+        *(pytest.param(True, "longest_first", splits, marks=pytest.mark.slow) for splits in (2, 7)),
+    ],
+)
 def test_row_local_through_the_queue_is_bit_equal(splits, drop_empty, ordering):
     q, cache = batch(Case("through-the-queue", LENGTHS, n_kv_heads=1))
     cut = pkv.plan(LENGTHS, pkv.Shape.of(q, cache), stage="row_local", splits=splits)
@@ -115,7 +125,7 @@ def test_row_local_through_the_queue_is_bit_equal(splits, drop_empty, ordering):
 
 
 @pytest.mark.parametrize("stage", ["split_kv", "length_buckets", "row_local", "workqueue"])
-@pytest.mark.parametrize("splits", [1, 5])
+@pytest.mark.parametrize("splits", [1, 3])
 def test_the_queue_runs_any_plan(stage, splits):
     lengths = [40, 0, 100, 40, 7]
     q, cache = batch(Case("any-plan", lengths, n_kv_heads=1))

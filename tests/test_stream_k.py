@@ -456,9 +456,13 @@ def test_a_row_of_so_many_items(n_items, nan_memory):
     assert abs(out.float().mean().item() - last) < 0.2, "the last tokens do not count the most"
 
 
-@pytest.mark.parametrize("n_items", [3, 20, 40])
 @pytest.mark.parametrize(
-    ("n_q_heads", "n_kv_heads", "head_dim"), [(3, 1, 256), (24, 2, 13), (40, 1, 80)], ids=lambda n: str(n)
+    ("n_q_heads", "n_kv_heads", "head_dim", "n_items"),
+    [
+        *((*heads, n_items) for heads in [(3, 1, 256), (24, 2, 13)] for n_items in (3, 20, 40)),
+        *((40, 1, 80, n_items) for n_items in (3, 20)),
+        pytest.param(40, 1, 80, 40, marks=pytest.mark.slow),
+    ],
 )
 def test_blocks_of_the_merge(n_q_heads, n_kv_heads, head_dim, n_items, nan_memory):
     """Slices of heads and dims that exist, of groups that end inside a block; an empty and a whole row beside."""
