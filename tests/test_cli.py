@@ -248,8 +248,15 @@ def shell(script: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
 
 
+def few_fast(*words: str) -> list[Any]:
+    """The first two are fast: what a command says, and what argparse does. Each starts a process."""
+    return [*words[:2], *(pytest.param(each, marks=pytest.mark.slow) for each in words[2:])]
+
+
 @pytest.mark.parametrize("unbuffered", ["", pytest.param("1", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("words", ["plan --lengths 5", "plan --lengths 5 --json", "--version", "plan --help", ""])
+@pytest.mark.parametrize(
+    "words", few_fast("plan --lengths 5", "plan --help", "plan --lengths 5 --json", "--version", "")
+)
 def test_output_that_cannot_be_written_is_one_line_and_an_error(words, unbuffered):
     done = shell(f"pkv {words} > /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 2
@@ -261,7 +268,9 @@ def test_many_lines_that_cannot_be_written_are_one_line_too():
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
-@pytest.mark.parametrize("words", ["plan --lengths 5", "plan --lengths 5 --json", "--version", "plan --help", "doctor"])
+@pytest.mark.parametrize(
+    "words", few_fast("plan --lengths 5", "plan --help", "plan --lengths 5 --json", "--version", "doctor")
+)
 def test_a_closed_stdout_is_one_line_and_an_error(words):
     done = shell(f"pkv {words} >&-")
     assert (done.returncode, done.stdout) == (2, "")

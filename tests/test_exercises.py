@@ -188,14 +188,12 @@ def test_every_known_mistake_shows_in_the_cases(task):
             assert not same, f"{mistake.name} is {other.name} by another name"
 
 
+@pytest.mark.parametrize("seed", [SEEDS[0], *(pytest.param(seed, marks=pytest.mark.slow) for seed in SEEDS[1:])])
 @every_task
-def test_a_check_is_within_the_interpreters_budget(task, steps):
-    function = function_of(task, material("solutions"))
-    for seed in SEEDS:
-        steps.tiles.clear()
-        given = list(answers(task, function, [spec for _, spec in task.specs(seed)]))
-        assert len(given) == len(task.specs(seed))
-        assert steps.count <= MOST_STEPS
+def test_a_check_is_within_the_interpreters_budget(task, seed, steps):
+    given = list(answers(task, function_of(task, material("solutions")), [spec for _, spec in task.specs(seed)]))
+    assert len(given) == len(task.specs(seed))
+    assert steps.count <= MOST_STEPS
 
 
 def test_steps_are_counted(steps):

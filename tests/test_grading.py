@@ -151,6 +151,7 @@ def properties_in(file):
     return ElementTree.parse(file).findall(".//testcase/properties/property")
 
 
+@pytest.mark.slow
 def test_passes_are_counted_against_an_expected_number(clone, tmp_path):
     """A submission by path, one that ends early, one that skips, an empty folder, a part of a task."""
     text = (material("solutions") / FIRST).read_text()

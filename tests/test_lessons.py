@@ -37,6 +37,8 @@ def load_build():
 build = load_build()
 NAMES = build.lesson_names()
 per_lesson = pytest.mark.parametrize("name", NAMES)
+# Each takes a quarter of a minute. Lesson 00 is read first, and no other draws, decodes and checks as much as 03.
+FAST_LESSONS = ("00_paged_kv_cache", "03_workqueue")
 
 
 @pytest.fixture
@@ -80,11 +82,13 @@ def in_words(cell):
 
 
 def test_each_source_has_its_notebook():
-    assert NAMES
+    assert {*FAST_LESSONS} < {*NAMES}
     assert not without_source(ROOT, NAMES)
 
 
-@per_lesson
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in FAST_LESSONS else [pytest.mark.slow]) for name in NAMES]
+)
 @pytest.mark.timeout(240)
 def test_lesson_runs_and_its_outputs_are_the_committed_ones(name, lesson, built, tmp_path_factory):
     committed = lesson(name)
@@ -199,7 +203,9 @@ def test_lesson_runs_with_its_exercises_solved(name, built, tmp_path_factory):
             assert len(re.findall(r"^  correct\b", said, re.MULTILINE)) == cell.source.count("check("), said
 
 
-@pytest.mark.parametrize(("exercises", "said"), [(None, "not started"), ("solved", "correct")])
+@pytest.mark.parametrize(
+    ("exercises", "said"), [(None, "not started"), pytest.param("solved", "correct", marks=pytest.mark.slow)]
+)
 def test_check_in_a_lesson_reads_no_file_of_the_builder_and_notes_nothing(exercises, said, tmp_path, monkeypatch):
     mine = tmp_path / "mine"
     mine.mkdir()

@@ -35,6 +35,7 @@ def cells_with_records(text):
             yield source, [base64.b64decode(data) for data in found]
 
 
+@pytest.mark.slow  # all figures of all records, a quarter of a minute
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_pictures_are_those_that_plot_writes(name, written):
     cells = list(cells_with_records(judged_text(ROOT, name)))

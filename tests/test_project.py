@@ -178,7 +178,7 @@ def blocks_of(page: str, language: str) -> list[str]:
     ("page", "n_blocks", "said"),
     [
         ("README.md", 2, ["torch.Size([3, 8, 64])", "split_kv", "Timeline of stage workqueue on rtx3060"]),
-        (
+        pytest.param(
             "docs/library.md",
             5,
             [
@@ -188,8 +188,9 @@ def blocks_of(page: str, language: str) -> list[str]:
                 "Timeline of stage workqueue on rtx3060",
                 "Policy 'cost' on rtx3060",
             ],
+            marks=pytest.mark.slow,
         ),
-        ("docs/exercises.md", 1, ["ex01_4"]),
+        pytest.param("docs/exercises.md", 1, ["ex01_4"], marks=pytest.mark.slow),
         ("docs/changes.md", 1, []),
     ],
 )

@@ -68,14 +68,26 @@ def test_decoding_breaks_the_graph_and_nothing_else(ready, door, stage):
     assert (counter.frame_count, counter.op_count) == (2, 4)
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend of torch.compile wants g++")
-def test_decoding_under_the_default_backend(ready, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "aot_eager",  # all of the default one but its C++, which takes half a minute
+        pytest.param(
+            "inductor",
+            marks=[
+                pytest.mark.slow,
+                pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile's default backend wants g++"),
+            ],
+        ),
+    ],
+)
+def test_decoding_under_backends_that_trace_what_is_around_it(ready, backend, tmp_path, monkeypatch):
     # torch's cache may hold code that was made for other instructions (ATEN_CPU_CAPABILITY), and takes it again
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     q, cache = ready
     # no product of floats, whose rounding a compiler may change by fusing it with a sum
     step = lambda q: torch.relu(pkv.decode(torch.neg(q), cache, stage=FASTEST)) + 1  # noqa: E731
-    assert torch.equal(torch.compile(step)(q), step(q))
+    assert torch.equal(torch.compile(step, backend=backend)(q), step(q))
 
 
 def test_decode_itself_may_be_compiled(ready):
