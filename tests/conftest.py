@@ -7,7 +7,6 @@ import gc
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from forks import Forks
 from pairs import mark_the_others_slow
 
 import pkv
@@ -214,9 +214,17 @@ class Fresh:
         self.out, self.err, self.code = done.stdout, done.stderr, done.returncode
 
 
+@pytest.fixture(scope="session")
+def forks() -> Forks:
+    return Forks()
+
+
 @pytest.fixture
-def fresh() -> Callable[..., Fresh]:
-    """fresh(code, **env) runs code in a new process without a GPU and without TRITON_INTERPRET; env None unsets."""
+def fresh(forks: Forks) -> Callable[..., Fresh]:
+    """fresh(code, **env) runs code in a new process without a GPU and without TRITON_INTERPRET; env None unsets.
+
+    torch is imported there already (forks.py).
+    """
 
     def run(code: str, *, ok: bool = True, timeout: float = 240, **env: str | None) -> Fresh:
         variables = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -225,8 +233,7 @@ def fresh() -> Callable[..., Fresh]:
             variables.pop(key, None)
             if value is not None:
                 variables[key] = value
-        command = [sys.executable, "-c", textwrap.dedent(code)]
-        result = Fresh(subprocess.run(command, env=variables, capture_output=True, text=True, timeout=timeout))
+        result = Fresh(forks.run(textwrap.dedent(code), variables, timeout))
         assert not ok or result.code == 0, f"exit code {result.code}\n{result.out}\n{result.err}"
         return result
 
