@@ -453,6 +453,12 @@ def test_what_is_no_dtype_of_floats_is_refused(dtype):
         pkv.Shape(4, 2, 64, 16, dtype)
 
 
+def test_a_page_may_have_2_to_the_30_tokens_and_no_more():
+    assert pkv.plan([5], pkv.Shape(4, 2, 64, 2**30, HALF), stage="workqueue").n_items > 0
+    with pytest.raises(ValueError, match="page_size = 1073741825 is above 1073741824, the most the kernels take"):
+        pkv.plan([5], pkv.Shape(4, 2, 64, 2**30 + 1, HALF), stage="workqueue")
+
+
 @pytest.mark.parametrize(
     ("value", "got"),
     [(2.0, "float"), (np.float64(2), "float64"), (True, "bool"), (np.True_, "bool"), ("2", "str"), (None, "NoneType"),

@@ -133,6 +133,15 @@ def test_the_self_test_is_exact_and_sees_both_kinds_of_bound():
     assert test.expected == [sum(values[:b]) + 100 * sum(values[b:7]) for b in bounds]
 
 
+@pytest.mark.parametrize(
+    ("visible", "interpreted", "device"), [(True, False, "cuda"), (True, True, "cpu"), (False, True, "cpu")]
+)
+def test_kernels_run_on_a_gpu_that_is_seen_unless_they_are_interpreted(visible, interpreted, device, monkeypatch):
+    monkeypatch.setattr(selftest, "GPU_VISIBLE", visible)
+    monkeypatch.setattr(selftest, "INTERPRETED", interpreted)
+    assert selftest.kernel_device().type == device
+
+
 class Miscounting:
     """In the place of the kernel: fills in what it is told to."""
 

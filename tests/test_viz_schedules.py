@@ -459,6 +459,14 @@ def test_cells_are_filled_as_far_as_they_hold_tokens():
     assert widths == pytest.approx([max(widths) * size / max(sizes) for size in sizes], rel=0.01)
 
 
+def test_the_filled_part_of_a_cell_is_visible_however_thin():
+    """One token beside a thousand is 1.5 wide, of which white edges would leave next to nothing."""
+    (plan,) = rectangles_of([16000, 1], 1)[:1]
+    picture = viz.draw_rectangle([plan])
+    assert min(box[2] for box in boxes_of(picture, 0)) == 1.5
+    assert 'stroke="#fff"' not in picture.svg
+
+
 def test_regimes_show_every_cell_once():
     picture = viz.draw_regimes(CELLS, "Predicted, not measured.")
     assert ". Predicted, not measured. A letter is" in picture.alt
