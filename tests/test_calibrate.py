@@ -171,6 +171,7 @@ def test_loads_held_out_are_predicted_though_nothing_was_fitted_to_them(records,
     assert again.errors()["held out"]["median"] == pytest.approx(2 / 3, abs=0.05)
 
 
+@pytest.mark.slow  # a fit of its own; test_a_gpu_is_measured fits without FlashInfer, too
 def test_without_flashinfer_its_costs_are_left_out():
     own = [engine for engine in BARE if engine != "flashinfer"]
     costs = calibrate(records_of(engines=own), CARD).profile.costs
@@ -552,7 +553,7 @@ def test_what_is_wrong_with_out_or_name_shows_before_anything_is_measured(cache,
             execute(*words)
 
 
-@pytest.mark.parametrize("with_flashinfer", [True, False])
+@pytest.mark.parametrize("with_flashinfer", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_gpu_is_measured(cache, monkeypatch, capsys, with_flashinfer):
     """The sweep is a stand-in, all that follows is not."""
     asked = []

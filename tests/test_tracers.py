@@ -47,7 +47,7 @@ def compiled(function):
 
 
 @pytest.mark.parametrize("stage", stages())
-@pytest.mark.parametrize("door", ["decode", "plan and run"])
+@pytest.mark.parametrize("door", ["decode", pytest.param("plan and run", marks=pytest.mark.slow)])
 def test_decoding_breaks_the_graph_and_nothing_else(ready, door, stage):
     """What comes before and after it is compiled: two graphs of two operations each."""
     q, cache = ready
