@@ -32,10 +32,10 @@ ON_CPU := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1
 SOURCES := pkv tests docs/*.py lessons/src lessons/build.py solutions conftest.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup usable lab demo test lint test-all test-gpu clean
+.PHONY: help setup usable lab demo test lint test-all test-nightly test-gpu clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 lab: $(SETUP) ## open JupyterLab at the lessons
 	@$(PY) -m pkv lab $(ARGS)
@@ -54,7 +54,10 @@ lint: $(SETUP) ## format, lint, types and spelling only
 	$(TYPOS) --force-exclude $(SOURCES) README.md CONTRIBUTING.md CHANGELOG.md docs *.toml *.yml Makefile Dockerfile NOTICE .ci .github
 
 test-all: $(SETUP) ## only the slower proofs that `make test` leaves out (15 to 25 minutes)
-	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu and (slow or browser)" $(ARGS)
+	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not nightly and (slow or browser)" $(ARGS)
+
+test-nightly: $(SETUP) ## what few commits can break: each configuration compiled, all wrong answers (10 minutes)
+	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "nightly and not gpu" $(ARGS)
 
 test-gpu: $(SETUP) ## the tests that need a CUDA GPU (skipped, with a reason, where there is none)
 	$(PY) -m pytest -n $(GPU_JOBS) --dist loadgroup -m gpu $(ARGS)

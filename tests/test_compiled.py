@@ -190,7 +190,10 @@ REST = [  # sm_89 compiles like sm_86, so that one kernel stands for all there; 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize(("kernel", "arch", "tile"), REST)
+@pytest.mark.parametrize(
+    ("kernel", "arch", "tile"),
+    [pytest.param(*each, marks=[] if each[2] == DEFAULT_TILE else [pytest.mark.nightly]) for each in REST],
+)
 def test_every_other_configuration(fresh, arch, tile, kernel, record_property):
     keys = [key for key in every_key() if key.tile == tile]
     check_against_files(check_keys(fresh, arch, keys, record_property, kernel), arch, kernel)
@@ -208,7 +211,7 @@ for key, arch, aligned, kernel, page_size in jobs_of_baseline():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", [86, 90], ids="sm_{}".format)
+@pytest.mark.parametrize("arch", [HOME, pytest.param(90, marks=pytest.mark.nightly)], ids="sm_{}".format)
 def test_instructions_of_merges_and_of_other_pages(fresh, arch):
     """Those of the baseline that no test above compiles."""
     hashes = stored(BASELINE)[str(arch)]

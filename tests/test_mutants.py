@@ -1,6 +1,7 @@
 """Every plausible wrong answer fails, and its mistake is named.
 
-`make test` asks a slice, one or two of each task's; `make test-all` asks the others. Both end with a table.
+`make test` asks a slice, one or two of each task's; `make test-all` asks a quarter of the others, and
+`make test-nightly` the rest. Each ends with a table.
 """
 
 import sys
@@ -22,6 +23,7 @@ MUTANTS = all_mutants()
 TASKS = all_tasks()
 LEAST_PER_TASK, LEAST = 4, 100
 SLICE = 20
+QUARTER = 4
 
 
 def slice_of(mutants):
@@ -42,13 +44,17 @@ def judged(mutant, folder):
     return report_apart(find_task(mutant.task), folder, seed=1)
 
 
+def marks_of(number, mutant):
+    """Which of the three asks it."""
+    if mutant.id in IN_SLICE:
+        return []
+    return [pytest.mark.slow] if number % QUARTER == 0 else [pytest.mark.slow, pytest.mark.nightly]
+
+
 IN_SLICE = {mutant.id for mutant in slice_of(MUTANTS)}
 each_mutant = pytest.mark.parametrize(
     "mutant",
-    [
-        pytest.param(mutant, id=mutant.id, marks=[] if mutant.id in IN_SLICE else [pytest.mark.slow])
-        for mutant in MUTANTS
-    ],
+    [pytest.param(mutant, id=mutant.id, marks=marks_of(number, mutant)) for number, mutant in enumerate(MUTANTS)],
 )
 
 

@@ -116,7 +116,7 @@ def test_the_public_workflow_runs_what_ci_runs():
 
 def test_make_alone_lists_the_commands():
     out = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, timeout=30).stdout
-    for target in ["lab", "test", "test-all", "test-gpu", "demo", "setup", "clean"]:
+    for target in ["lab", "test", "test-all", "test-nightly", "test-gpu", "demo", "setup", "clean"]:
         assert re.search(rf"^ +make {target} ", out, re.MULTILINE), out
 
 
@@ -564,6 +564,7 @@ def has_gpu() -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1500)
 def test_pip_section_of_the_environment_installs(tmp_path):
     """As conda does it: the section becomes a requirements file beside environment.yml, and pip installs it.
