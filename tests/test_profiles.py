@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pkv.cards import known
-from pkv.cards.files import cache_folder, checked_name, name_for, write_own
+from pkv.cards.files import cache_folder, checked_name, name_for, write, write_own
 from pkv.cards.known import gpu_for, gpu_names, load_gpu
 from pkv.cli import main
 from pkv.plans.gpu import Costs, GpuProfile
@@ -124,3 +124,11 @@ def test_a_cards_title_becomes_a_name_that_a_file_can_have():
 def test_a_card_without_costs_says_how_to_get_them():
     with pytest.raises(ValueError, match=r"'card' has no costs.*measure the card with `pkv calibrate`"):
         CARD.needed_costs()
+
+
+def test_a_profile_that_json_cannot_say_is_not_written(tmp_path):
+    """NaN is no JSON: no other program could read the file."""
+    file = write(tmp_path / "mine.json", {"tile": 16})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write(file, {"tile": float("nan")})
+    assert json.loads(file.read_text()) == {"tile": 16}
