@@ -453,6 +453,13 @@ def test_what_is_no_dtype_of_floats_is_refused(dtype):
         pkv.Shape(4, 2, 64, 16, dtype)
 
 
+def test_a_row_may_have_2_to_the_16_splits_and_no_more():
+    shape = pkv.Shape(4, 2, 64, 16, HALF)
+    assert pkv.plan([5], shape, stage="split_kv", splits=2**16).n_items == 2**16
+    with pytest.raises(ValueError, match="splits = 65537 is above 65536"):
+        pkv.plan([5], shape, stage="split_kv", splits=2**16 + 1)
+
+
 def test_a_page_may_have_2_to_the_30_tokens_and_no_more():
     assert pkv.plan([5], pkv.Shape(4, 2, 64, 2**30, HALF), stage="workqueue").n_items > 0
     with pytest.raises(ValueError, match="page_size = 1073741825 is above 1073741824, the most the kernels take"):

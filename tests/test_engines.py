@@ -258,6 +258,13 @@ def test_stream_is_refuted_by_one_bit():
     assert accuracy.max_err == 1
 
 
+def test_stream_takes_a_pool_that_the_tokens_fill():
+    batch = batch_of([2 * TOY.page_size])
+    pools = (pages[:2] for pages in (batch.cache.k_pages, batch.cache.v_pages))
+    full = pkv.PagedKVCache(*pools, torch.tensor([[0, 1]], dtype=torch.int32), batch.cache.lengths)
+    assert one("stream").why_not(dataclasses.replace(batch, cache=full)) is None
+
+
 def test_stream_refuses_what_is_not_there():
     assert "no tokens" in one("stream").why_not(batch_of([0]))
     batch = batch_of([40])

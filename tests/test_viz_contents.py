@@ -184,6 +184,13 @@ def test_page_picture_names_the_slot_that_holds_the_token():
     assert len(rects(picture.svg, fill="url(#unused)")) == 3
 
 
+def test_a_page_of_slots_too_narrow_to_draw_ends_where_its_unused_part_ends():
+    """40 of 64 slots hold tokens; the page beside it, which is free, is as wide."""
+    picture = viz.draw_pages(cache_of([40], page_size=64, n_pages=2))
+    (unused,), (free,) = rects(picture.svg, fill="url(#unused)"), rects(picture.svg, stroke_dasharray="3 2")
+    assert float(unused.get("width")) == pytest.approx(float(free.get("width")) * 24 / 64, rel=0.01)
+
+
 def test_page_picture_of_shared_pages():
     cache = cache_of([8], n_pages=4, max_rows=2)
     cache.fork(0)
