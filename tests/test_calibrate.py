@@ -529,6 +529,7 @@ def test_the_command_that_is_printed_can_be_typed(cache, file, fitted, tmp_path,
         file = times
 
 
+@pytest.mark.slow
 def test_a_cost_that_no_time_depends_on_is_not_said_to_be_measured():
     """Rows that are never split: nothing merges, so no time can tell what merging costs."""
     loads = [load("short", rows) for rows in (16, 24, 32, 48, 64, 96, 128, 192)]

@@ -68,6 +68,7 @@ def run(*runs):
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_graders_are_collected_only_when_asked_for(clone):
     found = run(
         [clone],

@@ -123,6 +123,7 @@ def test_as_json_each_task_says_what_is_wrong(tmp_path, capsys):
     assert (tmp_path / "points.csv").read_text().splitlines()[1].startswith(f"ada,{MOST - 2},{MOST},4,runs,2,")
 
 
+@pytest.mark.slow
 def test_one_seed_gives_everyone_the_same_numbers(tmp_path, capsys):
     put(tmp_path / "ada", {FIRST: SOLUTION.replace(RIGHT, "    return length * 7\n")})
     said = []

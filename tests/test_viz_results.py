@@ -386,7 +386,13 @@ ODD_LOADS = {
 }
 
 
-@pytest.mark.parametrize(("shape", "lengths"), ODD_LOADS.values(), ids=ODD_LOADS)
+@pytest.mark.parametrize(
+    ("shape", "lengths"),
+    [
+        pytest.param(*load, id=name, marks=[] if name in ("three", "another shape") else [pytest.mark.slow])
+        for name, load in ODD_LOADS.items()
+    ],
+)
 def test_odd_loads_keep_no_figure_from_its_others(shape, lengths, files, tmp_path):
     """Without a token, or in a shape that no stage has: beside usual loads, and alone."""
     names = ("bimodal(7,16k)", "equal(7,1k)", "trace bimodal B8 seed 20260624")
