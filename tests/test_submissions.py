@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from pkv.cli import main
-from pkv.commands.grade import harmless
+from pkv.commands.grade import default_jobs, harmless
 from pkv.course.answering import LARGEST, Stop
 from pkv.course.catalogue import all_tasks
 from pkv.course.coursefiles import file_names, material
@@ -248,3 +248,9 @@ def test_progress_is_shown_on_a_terminal(tmp_path, monkeypatch, capsys):
 
 def test_all_exercises_have_names_that_submissions_are_known_by():
     assert FIRST in file_names().values()
+
+
+@pytest.mark.parametrize(("n_processors", "jobs"), [(1, 1), (2, 2), (8, 8), (64, 8)])
+def test_as_many_are_graded_at_once_as_there_are_processors_up_to_eight(n_processors, jobs, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(n_processors)))
+    assert default_jobs() == jobs
