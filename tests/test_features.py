@@ -25,17 +25,23 @@ LENGTHS = [100, 0, 7, 140, 64, 1]
 FEATURES = [(1, None), (7, 3.0), (16, None), (100, None), (4096, None), (None, 2.0), (None, 1e4)]
 
 
-def batch(lengths, page_size=16, dtype=torch.float32, window=None, n_q_heads=4, n_kv_heads=2, head_dim=32):
-    """(q, cache, k, v). Before the window lie pages that are gone: their table entries are junk, their memory NaN."""
+def batch(
+    lengths, page_size=16, dtype=torch.float32, window=None, n_q_heads=4, n_kv_heads=2, head_dim=32, whole_pages=False
+):
+    """(q, cache, k, v). Before the window lie pages that are gone: their table entries are junk, their memory NaN.
+
+    whole_pages: tokens before the window in a page that it touches stay as they were; else they are NaN too.
+    """
     k, v = (randn(len(lengths), max(lengths), n_kv_heads, head_dim, seed=seed, dtype=dtype) for seed in (1, 2))
     q = randn(len(lengths), n_q_heads, head_dim, seed=3, dtype=dtype)
     cache = pkv.PagedKVCache.from_dense(k, v, lengths, page_size, seed=4)
     k_pages, v_pages, table = cache.k_pages.clone(), cache.v_pages.clone(), cache.block_table.clone()
     for row, length in enumerate(lengths if window else []):
-        for token in range(max(0, length - window)):
+        n_gone = max(0, length - window)
+        for token in range(n_gone // page_size * page_size if whole_pages else n_gone):
             for pages in (k_pages, v_pages):
                 pages[cache.block_table[row, token // page_size], token % page_size] = torch.nan
-        table[row, : max(0, length - window) // page_size] = JUNK[row % 2]
+        table[row, : n_gone // page_size] = JUNK[row % 2]
     tensors = (x.to(DEVICE) for x in (k_pages, v_pages, table, cache.lengths))
     return q.to(DEVICE), pkv.PagedKVCache(*tensors, host_lengths=lengths), k, v
 
@@ -79,7 +85,7 @@ def test_against_fp64(stage, window, soft_cap, page_size):
 def test_in_half_precision(stage, dtype):
     theirs = stage in ("flashinfer", "adaptive")
     soft_cap = None if theirs else 4.0  # FlashInfer's tanh is an approximation: see below
-    q, cache, _, _ = batch(LENGTHS, dtype=dtype, window=33, head_dim=64 if theirs else 80)
+    q, cache, _, _ = batch(LENGTHS, dtype=dtype, window=33, head_dim=64 if theirs else 80, whole_pages=theirs)
     stick = Yardstick(q, cache, window=33, soft_cap=soft_cap)
     got = pkv.decode(q, cache, stage=stage, window=33, soft_cap=soft_cap, return_lse=True, check=True)
     accuracy = stick.measure(*got, rounds_weights=theirs)
@@ -89,7 +95,7 @@ def test_in_half_precision(stage, dtype):
 @pytest.mark.gpu
 def test_flashinfer_caps_scores_too():
     """Its tanh is good to 2**-11, relative: so are scores, and with them the logarithm of each weight."""
-    q, cache, _, _ = batch(LENGTHS, dtype=torch.float16, window=33, head_dim=64)
+    q, cache, _, _ = batch(LENGTHS, dtype=torch.float16, window=33, head_dim=64, whole_pages=True)
     want, want_lse = pkv.decode(q, cache, stage="reference", window=33, soft_cap=4.0, return_lse=True)
     out, lse = pkv.decode(q, cache, stage="flashinfer", window=33, soft_cap=4.0, return_lse=True)
     torch.testing.assert_close(out, want, atol=2 * 4 * 2**-11 * 4, rtol=0)
@@ -395,7 +401,7 @@ def test_any_batch_any_window(stage):
     """Against the yardstick, which the tests above hold to fp64 by hand."""
     rng = random.Random(stage)
     bad = []
-    for number in range(60):
+    for number in range(24):  # most of its time goes into compiling
         dtype = rng.choice([torch.float16, torch.bfloat16, torch.float32])
         page_size, window = rng.choice([1, 4, 16, 64]), rng.choice([None, 1, 7, 16, 100, 1000, 4096])
         soft_cap = rng.choice([None, None, 5.0, 50.0])
