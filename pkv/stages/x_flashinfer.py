@@ -9,7 +9,8 @@ indices [0, 1, 2, 3], last_page_len [3, 2] (a full page counts 4, not 0). Length
 rows may get other pages while a plan is in use, so each launch gathers the indices again, on the GPU.
 
 With a window, FlashInfer gets only the pages that it touches. In the first of them FlashInfer gives the tokens before
-the window a weight of 0, but multiplies: a NaN or an infinity there reaches the result, as it does in no stage of pkv's.
+the window a weight of 0, but multiplies: a NaN or an infinity there reaches the result, as it does in no stage of
+pkv's.
 """
 
 import functools
