@@ -180,7 +180,7 @@ def blocks_of(page: str, language: str) -> list[str]:
         ("README.md", 2, ["torch.Size([3, 8, 64])", "split_kv", "Timeline of stage workqueue on rtx3060"]),
         pytest.param(
             "docs/library.md",
-            5,
+            8,
             [
                 "torch.Size([3, 8, 64])",
                 "[0, 105, 0]",  # a pool after five steps, a fork and a free
