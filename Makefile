@@ -43,7 +43,7 @@ lab: $(SETUP) ## open JupyterLab at the lessons
 demo: $(SETUP) ## run every stage on one ragged batch and check it
 	@$(PY) -m pkv demo $(ARGS)
 
-test: lint ## lint, types, spelling, unit tests, two lessons (CPU, about 6 minutes)
+test: lint ## lint, types, spelling, unit tests, two lessons (CPU, about 7 minutes)
 	$(ON_CPU) $(PY) -m pytest -n $(JOBS) --dist worksteal -m "not gpu and not slow and not browser" $(ARGS)
 
 lint: $(SETUP) ## format, lint, types and spelling only

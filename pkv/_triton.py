@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pkv.runtime.fast_interpreter import replace_builtins_once_a_launch
+from pkv.runtime.fast_interpreter import make_faster
 
 __all__ = [
     "GPU_VISIBLE",
@@ -69,7 +69,7 @@ def _interpreted() -> bool:
 
 INTERPRETED = _interpreted()
 if INTERPRETED:
-    replace_builtins_once_a_launch(sys.modules[type(tl.sum).__module__], tl)
+    make_faster(sys.modules[type(tl.sum).__module__], tl)
     triton.knobs.runtime.interpret = True  # later kernels are interpreted too; this line also sets the variable
 if _SET_BY_USER is None:
     os.environ.pop(_VARIABLE, None)

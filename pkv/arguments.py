@@ -11,7 +11,7 @@ import torch
 
 from pkv.cache.paged import PagedKVCache
 from pkv.kernels.configs import LARGEST_HEAD_DIM
-from pkv.kernels.launching import address_range, overlap
+from pkv.kernels.launching import TENSORS_OF_CACHE, address_range, overlap
 from pkv.plans.features import PLAIN, Features
 from pkv.plans.fields import int_lengths
 from pkv.plans.plan import Plan
@@ -104,7 +104,7 @@ def check_writable(out: torch.Tensor, cache: PagedKVCache) -> None:
             )
         reach += (size - 1) * stride
     mine = address_range(out)
-    for name in ("k_pages", "v_pages", "block_table", "lengths"):
+    for name in TENSORS_OF_CACHE:
         if overlap(mine, address_range(getattr(cache, name))):
             raise ValueError(
                 f"out overlaps the memory of cache.{name}: pass a tensor with memory of its own, "

@@ -14,9 +14,8 @@ from pkv.arguments import check_arrays, check_kernel_shape, check_plan, may_over
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import gpu_of
 from pkv.kernels.interpreter import launch_interpreted
-from pkv.kernels.launching import kernel_cache, kind_of
 from pkv.kernels.merging import MOST_DIM_BLOCKS
-from pkv.kernels.parts import Parts, check_parts_of, checked_parts, first_stage_taking
+from pkv.kernels.parts import Parts, checked_parts, first_stage_taking
 from pkv.plans.facts import Family
 from pkv.plans.features import Features, Values, features_and_values
 from pkv.plans.fields import int_lengths
@@ -70,11 +69,10 @@ def plan(
     """
     module = find_stage(stage)
     options = checked_options(stage, options)
-    parts = checked_parts(parts, stage, TAKES)
     if not isinstance(shape, Shape):
         raise TypeError(f"shape must be a pkv.Shape, got {type(shape).__name__}; pkv.Shape.of(q, cache) makes one")
     shape = with_features(shape, features_and_values(window, soft_cap)[0])
-    check_parts_of(shape.features, parts)
+    parts = checked_parts(parts, stage, TAKES, shape.features)
     if module.FACTS.family is not Family.TORCH:
         check_kernel_shape(shape)
     row_lengths = int_lengths(lengths)
@@ -112,10 +110,10 @@ def run(
     q [n_rows, n_q_heads, head_dim] in the cache's dtype. scale: the factor of the scores, None = 1 / sqrt(head_dim).
     window: the query sees only the last `window` tokens of its row; pages before them are not read, and their table
     entries may hold anything. soft_cap: scores become soft_cap * tanh(score / soft_cap). The plan must be of the same
-    window, and of a soft_cap if there is one.
-    out: a tensor to write the result to, of q's shape and dtype, with any strides. check: also check values that lie on
-    a GPU (lengths, block table), which waits for the GPU; values on the CPU are always checked. parts: your functions,
-    which replace pkv's own. If they include a `plan`, pkv.plan(..., parts=parts) must have made this plan.
+    window, and of a soft_cap if there is one. out: a tensor to write the result to, of q's shape and dtype, with any
+    strides. check: also check values that lie on a GPU (lengths, block table), which waits for the GPU; values on the
+    CPU are always checked. parts: your functions, which replace pkv's own. If they include a `plan`, pkv.plan(...,
+    parts=parts) must have made this plan.
     Returns out [n_rows, n_q_heads, head_dim] and lse [n_rows, n_q_heads] (fp32, natural log). A row without tokens
     gives out 0 and lse -inf. Neither carries a gradient, even if an input requires one. If the cache owns its pages,
     another thread that wants to change its rows waits until this call returns.
@@ -131,10 +129,9 @@ def run(
         check_plan(q, cache, plan, check, features)
         if not SOUND.known(plan):
             check_items(plan)
-        parts = checked_parts(parts, plan.stage, TAKES)
+        parts = checked_parts(parts, plan.stage, TAKES, features)
         if parts is not None and parts.plan is not None:
             check_made_by(parts.plan, plan)
-        check_parts_of(features, parts)
         return _run(q, cache, plan, scale, values, out, check, parts)
 
 
@@ -239,7 +236,6 @@ def decode(
         if kind is not None and made.dynamic:
             if step is None:
                 step = _step(q, cache, made.stage, scale, features, values, {})
-                step.start(cache)
                 keep(kind, step)
             step.remember(q, cache, out, result, lse)
     return (result, lse) if return_lse else result
@@ -273,9 +269,7 @@ def prepare(
         refuse_tracers("decoding")
     check_arrays(q, cache, None)
     features, values = features_and_values(window, soft_cap)
-    step = _step(q, cache, stage, scale, features, values, options)
-    step.start(cache)
-    return step
+    return _step(q, cache, stage, scale, features, values, options)
 
 
 def _step(
@@ -283,8 +277,7 @@ def _step(
     options: dict[str, Any],
 ) -> Step:  # fmt: skip
     """Make the Step of a call whose arrays have been checked."""
-    shape, of_q = Shape.of(q, cache, features), kind_of(q) or kind_of(q.clone())
-    assert of_q is not None
+    shape = Shape.of(q, cache, features)
 
     def plan_for(cache: PagedKVCache) -> Plan:
         return _plan_of(shape, cache, stage, None, options)
@@ -296,7 +289,7 @@ def _step(
             check_plan(q, cache, made, False, features)
             return _run(q, cache, made, scale, values, out, False, None)
 
-    return Step(of_q, kernel_cache(cache).kind, plan_for, run, resolve_scale(scale, shape.head_dim), values)
+    return Step(q, cache, plan_for, run, resolve_scale(scale, shape.head_dim), values)
 
 
 def _plan_for(
@@ -306,8 +299,7 @@ def _plan_for(
     """Make the plan for a decode() whose arguments have been checked, and return it with the parts its stage takes."""
     if parts is not None:
         stage = first_stage_taking(parts, DEFAULTS, TAKES) if stage is None else stage
-        parts = checked_parts(parts, stage, TAKES)
-        check_parts_of(features, parts)
+        parts = checked_parts(parts, stage, TAKES, features)
     made = _plan_of(Shape.of(q, cache, features), cache, stage, parts, options)
     if not made.dynamic:
         check_plan(q, cache, made, check, features)

@@ -23,7 +23,6 @@ from pkv.arguments import check_arrays
 from pkv.cache.paged import PagedKVCache
 from pkv.cards.known import gpu_of
 from pkv.kernels.launching import (
-    CacheKind,
     KernelArgs,
     TensorKind,
     address_range,
@@ -67,22 +66,24 @@ class Step:
 
     def __init__(
         self,
-        of_q: TensorKind,
-        of_cache: CacheKind,
+        q: torch.Tensor,
+        cache: PagedKVCache,
         plan_for: Callable[[PagedKVCache], Plan],
         run: Callable[[torch.Tensor, PagedKVCache, Plan, torch.Tensor | None], Result],
         scale: float,
         values: Values,
     ) -> None:
-        """plan_for: makes a plan for a cache as it is. run: runs one, with all checks. scale, values: as for launch."""
-        self._of_q, self._of_cache = of_q, of_cache
+        """q, cache: those of any layer; the step is started for the lengths of `cache`.
+
+        plan_for: makes a plan for a cache as it is. run: runs one, with all checks. scale, values: as for launch.
+        """
+        self._of_q, self._of_cache = kind_of_plain(q), kernel_cache(cache).kind
         self._plan_for, self._run, self._scale, self._values = plan_for, run, scale, values
-        self._ready: Ready | None = None
+        self._ready = self._made_ready(cache)
 
     @property
     def plan(self) -> Plan:
         """The plan that the step runs."""
-        assert self._ready is not None
         return self._ready.plan
 
     def start(self, cache: PagedKVCache) -> None:
@@ -91,9 +92,11 @@ class Step:
         The plan holds for every cache of the step's layers. A plan that the GPU makes itself holds for all steps; then
         this does nothing. ValueError if the cache is of another kind than the step was prepared for.
         """
-        if self._ready is not None and self._ready.state is None:
-            return
-        self._check_kind(None, cache)
+        if self._ready.state is not None:
+            self._check_kind(None, cache)
+            self._ready = self._made_ready(cache)
+
+    def _made_ready(self, cache: PagedKVCache) -> Ready:
         with cache.unchanged():
             plan = self._plan_for(cache)
             state = None if plan.dynamic else state_of(cache)
@@ -101,7 +104,7 @@ class Step:
         launch = None if stage is None or cache.device.type != GPU else stage.launcher(plan, cache.capacity)
         if launch is not None and state is not None:
             uploaded(plan, cache.device)  # now, not in the first layer
-        self._ready = Ready(plan, state, launch, {})
+        return Ready(plan, state, launch, {})
 
     def __call__(
         self, q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None = None, return_lse: bool = False
@@ -129,7 +132,7 @@ class Step:
         plan.
         """
         ready = self._ready
-        if ready is None or ready.launch is None or wants_gradient(q, cache):
+        if ready.launch is None or wants_gradient(q, cache):
             return None
         try:
             known, of_out = kernel_cache(cache), None if out is None else kind_of(out)
@@ -161,7 +164,7 @@ class Step:
     ) -> None:
         """Keep the kernel arguments of a successful call with this `out`, whose results these are."""
         ready = self._ready
-        if ready is None or ready.launch is None:
+        if ready.launch is None:
             return
         of_out = None if out is None else kind_of(out)
         if (out is not None and of_out is None) or of_out in ready.args:
@@ -174,8 +177,6 @@ class Step:
     def _run_checked(self, q: torch.Tensor, cache: PagedKVCache, out: torch.Tensor | None) -> Result:
         check_arrays(q, cache, out)
         self._check_kind(q, cache)
-        if self._ready is None:
-            raise ValueError("the step has not been started: call step.start(cache) first")
         result, lse = self._run(q, cache, self._ready.plan, out)
         self.remember(q, cache, out, result, lse)
         return result, lse
@@ -184,10 +185,10 @@ class Step:
         """Raise ValueError naming the first tensor that is of another kind than the step was prepared for."""
         if not isinstance(cache, PagedKVCache):
             raise TypeError(f"cache must be a pkv.PagedKVCache, got {type(cache).__name__}")
-        found = dict(kernel_cache(cache).kind.tensors)
-        wanted = dict(self._of_cache.tensors)
+        of_cache = kernel_cache(cache).kind
+        found, wanted = dict(of_cache.tensors), dict(self._of_cache.tensors)
         if q is not None:
-            found["q"], wanted["q"] = kind_of(q) or kind_of(q.clone()), self._of_q  # type: ignore[assignment]
+            found["q"], wanted["q"] = kind_of_plain(q), self._of_q
         for name, kind in wanted.items():
             for word, mine, theirs in zip(WORDS_OF_KIND, kind, found[name], strict=True):
                 if mine != theirs:
@@ -195,8 +196,15 @@ class Step:
                         f"{name} has {word} {shown(theirs)}, and this step was prepared for {shown(mine)}: "
                         "prepare another by pkv.prepare"
                     )
-        if kernel_cache(cache).kind is not self._of_cache:
+        if of_cache is not self._of_cache:
             raise ValueError("the cache has another layout than this step was prepared for: prepare another")
+
+
+def kind_of_plain(x: torch.Tensor) -> TensorKind:
+    """Return the kind of a tensor, or of the plain copy that is launched in the place of another sort of tensor."""
+    found = kind_of(x) or kind_of(x.clone())
+    assert found is not None
+    return found
 
 
 def shown(value: Any) -> str:

@@ -35,6 +35,7 @@ from cases import (
 import pkv
 from pkv._triton import tl, triton
 from pkv.bench.accuracy import Yardstick
+from pkv.kernels import launching as kernel_arguments
 from pkv.kernels import merging
 from pkv.kernels.launching import strided
 from pkv.kernels.merging import launch_merge
@@ -724,7 +725,7 @@ def decode_with_far_partials():
     states = torch.empty(first + n_items, 48 * 257)  # of an item, so that out and lse both lie far
     buffer, lse_buffer = states[:, : 48 * 256].unflatten(1, (48, 256)), states[:, 48 * 256 :]
 
-    class FarArgs(s1_split_kv.KernelArgs):
+    class FarArgs(kernel_arguments.KernelArgs):
         def __init__(self, *args):
             super().__init__(*args)
             out, lse = (type(self.q)(x, x.stride()) for x in (buffer, lse_buffer))
@@ -737,7 +738,7 @@ def decode_with_far_partials():
 
     q, cache = batch(Case("far", [40, 17], n_q_heads=48, n_kv_heads=2, head_dim=256))
     want = decode(q, cache, "length_buckets", splits=3)
-    s1_split_kv.KernelArgs, s1_split_kv.uploaded = FarArgs, far_uploads
+    kernel_arguments.KernelArgs, s1_split_kv.uploaded = FarArgs, far_uploads
     got = decode(q, cache, "length_buckets", splits=3)
     assert all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
     assert buffer[first, 0].abs().sum() > 0, "the far buffer was not used"

@@ -20,7 +20,7 @@ import pkv
 from pkv import decoding, step
 from pkv.bench.accuracy import Yardstick
 from pkv.kernels import launching
-from pkv.kernels.launching import CACHES, kernel_cache, kind_of
+from pkv.kernels.launching import CACHES, kind_of
 from pkv.plans.features import NO_VALUES, PLAIN, Features, Values
 from pkv.stages import LAUNCHED, s5_stream_k
 from pkv.step import STEPS, Step, kind_of_call
@@ -58,9 +58,7 @@ def prepared(q, cache, stage="stream_k", values=NO_VALUES, **features):
         pkv.STAGES[stage].launch(q, cache, plan, 0.125, result, lse, values=values)
         return result, lse
 
-    made = Step(kind_of(q), kernel_cache(cache).kind, plan_for, run, 0.125, values)
-    made.start(cache)
-    return made
+    return Step(q, cache, plan_for, run, 0.125, values)
 
 
 def launches_of(monkeypatch, stage=s5_stream_k):
@@ -104,7 +102,7 @@ def test_another_layer_is_read_from_its_own_memory(as_on_a_gpu, stage, monkeypat
     layer = pkv.PagedKVCache(cache.k_pages.clone(), cache.v_pages.clone(), cache.block_table, cache.lengths)
     ready = prepared(q, cache, stage, Values(30.0), window=40, soft_cap=True)
     ready(q, cache)
-    launched = launches_of(monkeypatch, __import__(LAUNCHED[stage].__name__, fromlist=["_"])) if stage != "length_buckets" else launches_of(monkeypatch, LAUNCHED["split_kv"])  # fmt: skip # noqa: E501
+    launched = launches_of(monkeypatch, LAUNCHED["split_kv" if stage == "length_buckets" else stage])
     assert ready.repeat(q, layer, None) is not None
     read = launched[0][2][1]
     assert (read.k.ptr.data_ptr(), read.v.ptr.data_ptr()) == (layer.k_pages.data_ptr(), layer.v_pages.data_ptr())

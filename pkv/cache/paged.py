@@ -52,7 +52,7 @@ class PagedKVCache:
 
     This constructor makes a cache over tensors that someone else manages. `empty` and `from_dense` make one that owns
     its pages and can `add`, `append`, `fork`, `release_before` and `free` rows. Each of these methods either succeeds
-    or raises ValueError with nothing changed. It does not wait for a GPU, and it adds 1 to `version`. They run on the
+    or raises ValueError with nothing changed. It does not wait for a GPU, and it adds 1 to `version`. All run on the
     host: do not capture them in a CUDA graph. They store values only: no gradient flows back through them.
 
     Several threads may change, read and decode one cache; each waits for its turn. On a GPU a turn ends when its work

@@ -2,6 +2,7 @@
 
 import functools
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -134,28 +135,23 @@ class KernelArgs:
 
     def with_tensors(self, q: torch.Tensor, cache: "KernelCache", out: torch.Tensor, lse: torch.Tensor) -> "KernelArgs":
         """Return a copy for tensors of the same sizes, strides, types and alignment, with partials of its own."""
+        partials = self.room_for_partials(q) if self.n_partials else None
+        return self._holding(q, cache.args_with(self.masks), out, lse, partials)
+
+    def without_tensors(self) -> "KernelArgs":
+        """Return a copy to keep, which holds no tensor."""
+        return self._holding(None, None, None, None, None)
+
+    def _holding(self, q: Any, cache: Any, out: Any, lse: Any, partials: StateArgs | None) -> "KernelArgs":
+        """Return a copy that holds these; partials None: the result's memory, as where nothing is merged."""
         result = StateArgs(Strided(out, self.result.out.strides), Strided(lse, self.result.lse.strides))
         other = object.__new__(KernelArgs)
         other.__dict__ = {
             **self.__dict__,
             "q": Strided(q, self.q.strides),
-            "cache": cache.args_with(self.masks),
+            "cache": cache,
             "result": result,
-            "partials": self.room_for_partials(q) if self.n_partials else result,
-        }
-        return other
-
-    def without_tensors(self) -> "KernelArgs":
-        """Return a copy to keep, which holds no tensor."""
-        nothing: Any = None
-        other = object.__new__(KernelArgs)
-        result = StateArgs(Strided(nothing, self.result.out.strides), Strided(nothing, self.result.lse.strides))
-        other.__dict__ = {
-            **self.__dict__,
-            "q": Strided(nothing, self.q.strides),
-            "cache": nothing,
-            "result": result,
-            "partials": result,
+            "partials": result if partials is None else partials,
         }
         return other
 
@@ -177,6 +173,19 @@ class KernelArgs:
             self.partials, self.result, partial_offsets, row_ids, len(step.rows), step.n_splits, self.shape,
             self.signature,
         )  # fmt: skip
+
+
+def launch_by(launcher: Callable[[Plan, int], Callable[[KernelArgs], None]]) -> Callable[..., None]:
+    """Return a stage's launch(), which runs a plan once by the stage's launcher()."""
+
+    def launch(
+        q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
+        parts: Parts | None = None, values: Values = NO_VALUES,
+    ) -> None:  # fmt: skip
+        """Run the plan once; see launcher."""
+        launcher(plan, cache.capacity)(KernelArgs(q, cache, plan, scale, out, lse, parts, values))
+
+    return launch
 
 
 @functools.cache
@@ -248,6 +257,10 @@ def kind_of(x: torch.Tensor) -> TensorKind | None:
     """
     if type(x) is not torch.Tensor or x.layout != torch.strided or x.is_neg():
         return None
+    return _kind(x)
+
+
+def _kind(x: torch.Tensor) -> TensorKind:
     return x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % COPY_BYTES
 
 
@@ -272,7 +285,7 @@ def kernel_cache(cache: PagedKVCache) -> KernelCache:
     k, v, table, lengths = map(strided, (cache.k_nhd, cache.v_nhd, cache.block_table, cache.lengths))
     strides = tuple(stride_kinds(side.strides) for side in (k, v, table, lengths))
     alignment = tuple(address % COPY_BYTES for address in addresses)
-    kinds = tuple((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % COPY_BYTES) for x in tensors)
+    kinds = tuple(map(_kind, tensors))
     kind = _kinds.setdefault((cache.layout, *kinds), CacheKind(dict(zip(TENSORS_OF_CACHE, kinds, strict=True))))
     known["made"] = made = KernelCache(
         addresses,

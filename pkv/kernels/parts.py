@@ -176,8 +176,8 @@ def first_stage_taking(parts: Parts, stages: Iterable[str], takes: Takes) -> str
     return next(stage for stage in stages if set(names_given(parts)) <= set(takes[stage]))
 
 
-def checked_parts(parts: Parts | None, stage: str, takes: Takes) -> Parts | None:
-    """Return the parts, or None if none is given; ValueError if the stage does not take one of them."""
+def checked_parts(parts: Parts | None, stage: str, takes: Takes, features: Features = PLAIN) -> Parts | None:
+    """Return the parts, or None if none is given; ValueError if the stage, or a feature, does not take one of them."""
     names = () if parts is None else names_given(parts)
     for name in names:
         if name in takes.get(stage, names):
@@ -186,16 +186,12 @@ def checked_parts(parts: Parts | None, stage: str, takes: Takes) -> Parts | None
         ways = {"merge": "it merges its states by the cuts between runs", "plan": "its kernel finds its items itself"}
         why = NO_PARTS.get(stage) or ways[name]
         raise ValueError(f"stage {stage!r} does not take parts.{name} ({why}); pass stage= one of {able}")
-    return parts if names else None
-
-
-def check_parts_of(features: Features, parts: Parts | None) -> None:
-    """Raise ValueError if a tile loop of the user's would have to know a feature that it cannot know."""
-    if features != PLAIN and parts is not None and parts.attend_tokens is not None:
+    if features != PLAIN and "attend_tokens" in names:
         raise ValueError(
             f"parts.attend_tokens computes plain attention, without {' and '.join(features.to_dict())}: leave out the "
             "part, or the feature"
         )
+    return parts if names else None
 
 
 def names_given(parts: Parts) -> tuple[str, ...]:

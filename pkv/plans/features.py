@@ -8,7 +8,7 @@ A feature that is off costs nothing: kernels compile without it, and JSON leaves
 """
 
 import numbers
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from pkv.wording.checks import at_least
@@ -47,7 +47,6 @@ class Features:
 
 
 PLAIN = Features()
-NAMES = tuple(field.name for field in fields(Features))
 
 
 class Values(NamedTuple):

@@ -26,7 +26,7 @@ def visible_tiles(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return the first tile and the number of tiles that each row's span touches, both int64 [n_rows].
 
-    The kernels find the same by `visible_tiles` of kernels/masks.py.
+    The kernels find the same by `visible_tiles_of` of kernels/masks.py.
 
     >>> [x.tolist() for x in visible_tiles(np.array([100, 30, 0]), 16, Features(window=40))]
     [[3, 0, 0], [4, 2, 0]]

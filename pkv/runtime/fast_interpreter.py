@@ -16,15 +16,13 @@ class _NothingToRestore:
     def restore(self) -> None: ...
 
 
-def replace_builtins_once_a_launch(interpreter: Any, language: Any) -> None:
-    """Make the interpreter look through triton.language once per launch, not again until the launch ends.
+def make_faster(interpreter: Any, language: Any) -> None:
+    """Make the interpreter look through triton.language once per launch, and look up each of numpy's types once.
 
     interpreter: the module triton.runtime.interpreter. language: triton.language. A second call changes nothing.
     """
-    if not hasattr(interpreter, "_LangPatchScope") or not hasattr(
-        interpreter, "_get_np_dtype"
-    ):  # a version of Triton that works otherwise
-        return
+    if not all(hasattr(interpreter, name) for name in ("_LangPatchScope", "_get_np_dtype")):
+        return  # a version of Triton that works otherwise
     look_through = interpreter._patch_lang
     if look_through.__module__ == __name__:
         return

@@ -16,16 +16,13 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pkv._triton import launch_kernel, tl, triton
-from pkv.cache.paged import PagedKVCache
-from pkv.kernels.launching import KernelArgs
+from pkv.kernels.launching import KernelArgs, launch_by
 from pkv.kernels.masks import visible_tiles_of
-from pkv.kernels.parts import Parts
 from pkv.kernels.tile import load_query, store_empty, store_state
 from pkv.plans.facts import Facts
-from pkv.plans.features import NO_VALUES, PLAIN, Features, Values
+from pkv.plans.features import PLAIN, Features
 from pkv.plans.fields import Int32Array
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -174,9 +171,4 @@ def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
     return launch_all
 
 
-def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
-    parts: Parts | None = None, values: Values = NO_VALUES,
-) -> None:  # fmt: skip
-    """Run the plan once; see launcher."""
-    launcher(plan, cache.capacity)(KernelArgs(q, cache, plan, scale, out, lse, parts, values))
+launch = launch_by(launcher)

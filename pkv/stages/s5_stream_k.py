@@ -22,18 +22,14 @@ from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from pkv._triton import INTERPRETED, launch_kernel, tl, triton
-from pkv.cache.paged import PagedKVCache
 from pkv.kernels.configs import next_power_of_two
-from pkv.kernels.launching import KernelArgs
+from pkv.kernels.launching import KernelArgs, launch_by
 from pkv.kernels.masks import visible_tiles_of
 from pkv.kernels.merging import merge_items, merge_options
-from pkv.kernels.parts import Parts
 from pkv.kernels.tile import RowArgs, load_query, store_empty, store_state
 from pkv.plans.facts import Facts, Merging
-from pkv.plans.features import NO_VALUES, Values
 from pkv.plans.fields import Int32Array, Launch, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
@@ -231,9 +227,4 @@ def launcher(plan: Plan, capacity: int) -> Callable[[KernelArgs], None]:
     return launch_both
 
 
-def launch(
-    q: torch.Tensor, cache: PagedKVCache, plan: Plan, scale: float, out: torch.Tensor, lse: torch.Tensor,
-    parts: Parts | None = None, values: Values = NO_VALUES,
-) -> None:  # fmt: skip
-    """Run the plan once; see launcher."""
-    launcher(plan, cache.capacity)(KernelArgs(q, cache, plan, scale, out, lse, parts, values))
+launch = launch_by(launcher)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from pkv.cache.paged import PagedKVCache, upload
-from pkv.cache.pool import csr_positions, last_page_lengths, pages_before
+from pkv.cache.pool import csr_positions, last_page_lengths
 from pkv.cards.known import resolve_gpu
 from pkv.plans.facts import Facts, Family, GridOrder
 from pkv.plans.features import NO_VALUES, Values
@@ -34,6 +34,7 @@ from pkv.plans.fields import Int32Array, offsets_of
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.plan import Plan
 from pkv.plans.shape import Shape
+from pkv.plans.spans import visible_tiles
 from pkv.runtime.graphs import is_capturing, keep_for_replays
 from pkv.runtime.memory import Memory
 from pkv.stages.x_flashinfer_rules import (
@@ -173,12 +174,12 @@ def prepare(plan: Plan, cache: PagedKVCache, scale: float, values: Values) -> Pr
 
 def _prepared(plan: Plan, cache: PagedKVCache, scale: float, values: Values, stream: int) -> Prepared:
     shape, device, window = plan.shape, cache.device, plan.shape.features.window
-    skipped = pages_before(plan.lengths, shape.page_size, window)  # FlashInfer is not given pages before the window
+    skipped, n_pages = visible_tiles(plan.lengths, shape.page_size, shape.features)  # it gets none before the window
     lengths = plan.lengths - skipped * shape.page_size
     module = imported()
     if isinstance(module, str):
         raise BackendError(f"stage 'flashinfer': {module}; or choose another stage")
-    indptr, rows, columns = csr_positions(-(-lengths // shape.page_size))
+    indptr, rows, columns = csr_positions(n_pages)
     last_page_len = last_page_lengths(lengths, shape.page_size)  # FlashInfer takes none below 1; indptr says empty
     # on the host, where FlashInfer plans: it would have to wait for tensors on the GPU
     host_indptr, host_last = (torch.from_numpy(x.astype(np.int32)) for x in (indptr, last_page_len))

@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pkv.cache.pool import pages_before
 from pkv.kernels.configs import WARP_THREADS, resident_programs
 from pkv.plans.fields import Int32Array, Launch
 from pkv.plans.gpu import GpuProfile
 from pkv.plans.shape import Shape
+from pkv.plans.spans import visible_tiles
 from pkv.wording.counts import count_of, verb
 
 KERNELS = ("tensor-core", "cuda-core")
@@ -145,7 +145,7 @@ def split_items(lengths: Int32Array, shape: Shape, gpu: GpuProfile, kernel: str)
     >>> split_items(np.array([5, 300, 0]), Shape(32, 8, 128, 16, "float16"), gpu, "tensor-core").tolist()
     [[0, 0, 5], [1, 0, 128], [1, 128, 256], [1, 256, 300], [2, 0, 0]]
     """
-    skipped = pages_before(lengths, shape.page_size, shape.features.window) * shape.page_size
+    skipped = visible_tiles(lengths, shape.page_size, shape.features)[0] * shape.page_size
     lengths = lengths.astype(np.int64) - skipped  # FlashInfer is not given pages before the window
     size = pages_per_split(lengths, shape, gpu, kernel)
     n_tokens = max(int(lengths.max(initial=1)), 1) if size is None else size * shape.page_size

@@ -93,7 +93,7 @@ def compile_entry(
     q, result, partials = rows_of(shape)
     arguments = {
         "q": q,
-        "cache": CacheArgs(pages, pages, Strided("*i32", ("i32", "constexpr")), LENGTHS, masks_of(shape)),
+        "cache": CacheArgs(pages, pages, Strided("*i32", ("i32", "constexpr")), LENGTHS, mask_types(shape)),
         "result": result,
         "partials": partials,
         **OWN_ARGUMENTS[kernel],
@@ -116,7 +116,7 @@ def compile_merge(shape: Shape, config: TileConfig, arch: int, kernel: str) -> C
         constants = {"SHAPE": sizes, "BLOCK_S": block_s, "DIM_BLOCKS": dim_blocks}
         return compile_kernel(merge_kernel, arguments, constants, arch, num_warps=num_warps)
     arguments = {
-        "rows": RowArgs(LENGTHS, masks_of(shape)),
+        "rows": RowArgs(LENGTHS, mask_types(shape)),
         "partials": partials,
         "result": result,
         "n_rows": "i32",
@@ -133,7 +133,7 @@ def rows_of(shape: Shape) -> tuple[Strided, StateArgs, StateArgs]:
     return rows, StateArgs(rows, lse), StateArgs(Strided("*fp32", ("i32", "i32", "constexpr")), lse)
 
 
-def masks_of(shape: Shape) -> Masks:
+def mask_types(shape: Shape) -> Masks:
     """The masks of the shape's features, as types."""
     features = shape.features
     return Masks(None if features.window is None else "i32", "fp32" if features.soft_cap else None)
